@@ -1,0 +1,130 @@
+# Everything runs in .venv, which the targets create and keep up to date.  Stamps
+# in .venv say what was done; nothing is installed or compiled twice.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+BENCHMARKS ?= benchmarks/step_time.py
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check
+CXX_FILES := $(sort $(shell find tf_ops/cc -name '*.cc' -o -name '*.h'))
+LIBRARY := tf_basis/ops/_tf_basis_ops.so tf_basis/ops/build_info.json
+
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-long lint format bench clean distclean system FORCE
+
+help:
+	@echo 'make demo       set up, build, fetch MovieLens-100K, run the main example'
+	@echo 'make test       set up, build, run the tests under both Keras flavours'
+	@echo 'make test-long  the same and the long tests'
+	@echo 'make bench      run the benchmarks (BENCH_ARGS)'
+	@echo 'make lint       ruff and clang-format, changing nothing'
+	@echo 'make format     ruff and clang-format, changing files'
+	@echo 'make clean      remove what was built; make distclean: and .venv'
+	@echo 'Variables: PYTHON=python3 PYTEST_ARGS="-k hashing" DEMO_ARGS= BENCH_ARGS='
+
+# ---- environment ----------------------------------------------------------------
+
+# What a fresh Debian may lack.  As root it is installed, otherwise it is named.
+system:
+	@missing=''; \
+	command -v $(PYTHON) >/dev/null || missing="$$missing python3"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || missing="$$missing python3-venv"; \
+	$(PYTHON) -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists( \
+	  os.path.join(s.get_path("include"), "Python.h")))' 2>/dev/null \
+	  || missing="$$missing python3-dev"; \
+	command -v "$${CXX:-g++}" >/dev/null || missing="$$missing g++"; \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	    echo "missing here; install, then run make again: apt-get install$$missing" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "installing$$missing"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get update -qq </dev/null \
+	    && apt-get install -y -qq --no-install-recommends $$missing </dev/null; \
+	fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo 'Python 3.10 or newer is needed; choose it with PYTHON=' >&2; exit 1; }
+
+# The stamp holds the directory: an editable install is useless in a moved tree.
+ifneq ($(file < $(VENV)/.stamp-venv),$(CURDIR))
+$(VENV)/.stamp-venv: FORCE
+endif
+$(VENV)/.stamp-venv:
+	@$(MAKE) --no-print-directory system
+	$(PYTHON) -m venv --clear $(VENV)
+	@echo '$(CURDIR)' >$@
+
+$(VENV)/.stamp-%: requirements/%.txt $(VENV)/.stamp-venv
+	$(PIP) install -r $<
+	@touch $@
+
+$(VENV)/.stamp-test: requirements/demo.txt
+
+# The stamp holds the list of C++ files, so that a removed one is noticed too.
+ifneq ($(file < $(VENV)/.stamp-package),$(CXX_FILES))
+$(VENV)/.stamp-package: FORCE
+endif
+ifneq ($(words $(wildcard $(LIBRARY))),2)
+$(VENV)/.stamp-package: FORCE
+endif
+$(VENV)/.stamp-package: $(VENV)/.stamp-demo setup.py pyproject.toml \
+  tf_ops/build_config.py tf_basis/_version.py $(CXX_FILES)
+	@echo 'building tf_basis and its C++ ops'
+	$(PIP) install -q --no-build-isolation --no-deps -e .
+	@echo '$(CXX_FILES)' >$@
+
+# ---- the two commands -----------------------------------------------------------
+
+demo: $(VENV)/.stamp-package
+	$(RUN) examples/movielens_ctr.py $(DEMO_ARGS)
+
+# Each flavour in its own process; both run even if the first fails.
+define run_tests
+@status=0; \
+export KERAS_BACKEND=tensorflow TF_BASIS_OPS=require; \
+echo '== Keras 3'; \
+env -u TF_USE_LEGACY_KERAS $(RUN) -m pytest -m '$(1)' $(PYTEST_ARGS) \
+  || status=1; \
+echo '== tf_keras'; \
+TF_USE_LEGACY_KERAS=1 $(RUN) -m pytest -m '$(1)' $(PYTEST_ARGS) \
+  || status=1; \
+exit $$status
+endef
+
+test: $(VENV)/.stamp-test $(VENV)/.stamp-package
+	$(call run_tests,not long)
+
+test-long: test
+	$(call run_tests,long)
+
+bench: $(VENV)/.stamp-test $(VENV)/.stamp-package
+	@for script in $(BENCHMARKS); do $(RUN) $$script $(BENCH_ARGS) || exit 1; done
+
+# ---- style ----------------------------------------------------------------------
+
+lint: $(VENV)/.stamp-lint
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.stamp-lint
+	$(RUN) -m ruff check --fix-only .
+	$(RUN) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build dist *.egg-info $(LIBRARY) .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""Keras flavours: thin optimizer bases, the only modules here that import Keras."""

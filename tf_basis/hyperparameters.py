@@ -1,0 +1,112 @@
+"""What every argument may be: one rule a name, checked in one place.
+
+``check("beta_1", 1.0)`` raises an error that names the argument, the rule and
+the value received.  Optimizers call `check_all` before they touch any state.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+MAX_SEED = 2**32 - 1
+
+
+class Rule(NamedTuple):
+    """Words for the error, and the test itself."""
+
+    words: str
+    accepts: Callable[[Any], bool]
+
+
+def _is_real(value: Any) -> bool:
+    return (
+        isinstance(value, numbers.Real)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def real(words: str, accepts: Callable[[float], bool], optional: bool = False) -> Rule:
+    """A finite number, or None where `optional`."""
+    prefix = "None or a number" if optional else "a number"
+    return Rule(
+        f"{prefix} {words}",
+        lambda v: (optional and v is None) or (_is_real(v) and accepts(v)),
+    )
+
+
+def integer(
+    words: str, accepts: Callable[[int], bool], optional: bool = False
+) -> Rule:
+    """An integer, or None where `optional`."""
+    prefix = "None or an integer" if optional else "an integer"
+    return Rule(
+        f"{prefix} {words}",
+        lambda v: (optional and v is None) or (_is_integer(v) and accepts(v)),
+    )
+
+
+def choice(*names: str | None) -> Rule:
+    """One of a few names."""
+    return Rule(f"one of {', '.join(map(repr, names))}", lambda v: v in names)
+
+
+def _is_range(value: Any) -> bool:
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and all(map(_is_real, value))
+        and 0 < value[0] <= value[1]
+    )
+
+
+RULES: dict[str, Rule] = {
+    "beta_1": real("in [0, 1)", lambda v: 0 <= v < 1),
+    "beta_2": real("in [0, 1)", lambda v: 0 <= v < 1),
+    "epsilon": real("above 0", lambda v: v > 0),
+    "compression_ratio": real("of at least 1", lambda v: v >= 1),
+    "n_rows": integer("of at least 1", lambda v: v >= 1),
+    "num_buckets": integer("of at least 1", lambda v: v >= 1, optional=True),
+    "exclusive_rows": integer("of at least 0", lambda v: v >= 0),
+    "min_rows": integer("of at least 1", lambda v: v >= 1),
+    "momentum": choice("exclusive", "shared", "none"),
+    "invariant_scalar": choice("energy", "learned", None),
+    "scalar_decay": real("in [0, 1)", lambda v: 0 <= v < 1),
+    "scalar_range": Rule("a pair (low, high) with 0 < low <= high", _is_range),
+    "scalar_rule": choice("gradient", "sign", "log"),
+    "scalar_learning_rate": real("of at least 0", lambda v: v >= 0),
+    "collision_reduce": choice("mean", "sum", "sequential"),
+    "bias_correction": Rule("True or False", lambda v: isinstance(v, bool)),
+    "hashing": choice("balanced", "murmur3"),
+    "seed": integer("in [0, 2**32)", lambda v: 0 <= v <= MAX_SEED),
+    "weight_decay": real("of at least 0", lambda v: v >= 0, optional=True),
+    "row_clipnorm": real("above 0", lambda v: v > 0, optional=True),
+    "clipnorm": real("above 0", lambda v: v > 0, optional=True),
+    "clipvalue": real("above 0", lambda v: v > 0, optional=True),
+    "global_clipnorm": real("above 0", lambda v: v > 0, optional=True),
+}
+
+
+def check(name: str, value: Any) -> None:
+    """Raises ValueError where `value` breaks the rule of argument `name`."""
+    rule = RULES[name]
+    try:
+        accepted = rule.accepts(value)
+    except TypeError:  # an unhashable or array value in a comparison
+        accepted = False
+    if not accepted:
+        raise ValueError(f"{name} must be {rule.words}, received {value!r}")
+
+
+def check_all(arguments: dict[str, Any]) -> None:
+    """Checks every argument that has a rule."""
+    for name, value in arguments.items():
+        if name in RULES:
+            check(name, value)

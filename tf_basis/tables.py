@@ -1,0 +1,78 @@
+"""The layout of one compressed table: how many buckets, and which state they hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tf_basis import hashing as hashing_lib
+from tf_basis.ops.hash_ops import RowMapping
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """Sizes of the state of one table of `mapping.n_rows` rows.
+
+    Attributes:
+      path: the path of the table's variable, for messages.
+      dim: columns of the table.
+      mapping: which bucket a row uses.
+      momentum: `"exclusive"`, `"shared"` or `"none"`.
+    """
+
+    path: str
+    dim: int
+    mapping: RowMapping
+    momentum: str
+
+    @property
+    def first_moment_rows(self) -> int:
+        """Buckets below this have a first moment; the others need none."""
+        if self.momentum == "shared":
+            return self.mapping.num_buckets
+        return self.mapping.owners if self.momentum == "exclusive" else 0
+
+
+def bucket_count(
+    n_rows: int,
+    compression_ratio: float,
+    exclusive_rows: int = 0,
+    num_buckets: int | None = None,
+) -> int:
+    """B of a table: `num_buckets`, else max(K + 1, ceil(N / ratio)); at most N."""
+    if num_buckets is None:
+        num_buckets = max(exclusive_rows + 1, math.ceil(n_rows / compression_ratio))
+    return min(num_buckets, n_rows)
+
+
+def table_layout(
+    path: str,
+    shape: tuple[int, ...],
+    *,
+    compression_ratio: float,
+    num_buckets: int | None,
+    exclusive_rows: int,
+    hashing: str,
+    seed: int,
+    momentum: str,
+) -> TableLayout:
+    """The layout of the variable at `path`.
+
+    Raises:
+      ValueError: the variable is no table, or the exclusive rows fill all buckets.
+    """
+    if len(shape) != 2 or None in shape:
+        raise ValueError(
+            f"tables must select variables of rank 2 with a known shape, but "
+            f"'{path}' has the shape {tuple(shape)}"
+        )
+    n_rows, dim = map(int, shape)
+    if n_rows < 1 or dim < 1:
+        raise ValueError(
+            f"tables must select variables that are not empty, but '{path}' has "
+            f"the shape {tuple(shape)}"
+        )
+    buckets = bucket_count(n_rows, compression_ratio, exclusive_rows, num_buckets)
+    hashing_lib.check_exclusive_rows(n_rows, buckets, exclusive_rows)
+    mapping = RowMapping(n_rows, buckets, min(exclusive_rows, n_rows), hashing, seed)
+    return TableLayout(path, dim, mapping, momentum)
