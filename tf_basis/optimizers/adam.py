@@ -13,7 +13,77 @@ from tf_basis.rules.adam import AdamRule
 
 
 class BasisAdamMixin(BasisOptimizerMixin):
-    """Adam whose embedding tables share their state in B << N buckets."""
+    """Adam whose embedding tables share their state in B << N buckets.
+
+    A table of N rows keeps B second moments instead of N pairs of moments; a
+    balanced hash assigns rows to buckets, and one scalar per row restores the size
+    of the row's own step. For a touched row r with gradient g_r (duplicates summed)
+    in bucket b, with the defaults::
+
+        V_b <- beta_2 * V_b + (1 - beta_2) * mean over the bucket's rows of g^2
+        q_r <- decay * q_r + (1 - decay) * mean_j g_rj^2
+        row <- row - lr * sqrt(mean_j V^_bj / q_r) * g_r / (sqrt(V^_b) + epsilon)
+
+    where ^ removes the bias of a moment. All modes: `docs/basis_adam.md`. Other
+    variables follow Keras's Adam exactly, or `dense_optimizer`.
+
+    Sparse gradients stay sparse: a step costs what the touched rows cost, whatever
+    N is. A dense gradient of a table touches every row.
+
+    Args:
+      learning_rate: a float, a schedule or a callable. Default 1e-3.
+      beta_1: decay of first moments, in [0, 1). Default 0.9.
+      beta_2: decay of second moments, in [0, 1). Default 0.999.
+      epsilon: added to the root of the second moment. Default 1e-8.
+      compression_ratio: rows per bucket, at least 1. Default 100.
+      num_buckets: B of every table, instead of the ratio. Default None.
+      exclusive_rows: K, the leading rows that own a bucket each. Default 0.
+      tables: which variables are compressed: None (rank-2 variables called
+        `embeddings` with at least `min_rows` rows), a regular expression that is
+        searched in the variable path, or a list of variables or paths.
+      min_rows: rows from which on `tables=None` compresses. Default 10,000.
+      momentum: `"exclusive"` (default: rows that own their bucket have momentum,
+        the others none), `"shared"` or `"none"`.
+      invariant_scalar: `"energy"` (default), `"learned"` or None.
+      scalar_decay: decay of the row energies, in [0, 1). Default 0.99.
+      scalar_range: the scalar's limits (low, high). Default (0.1, 10).
+      scalar_rule: of the learned scalar: `"gradient"` (default), `"sign"`, `"log"`.
+      scalar_learning_rate: of the learned scalar. Default 1e-4.
+      collision_reduce: how rows of one bucket enter it in one step: `"mean"`
+        (default), `"sum"` or `"sequential"`.
+      bias_correction: divide moments by 1 - beta^steps. Default True.
+      hashing: `"balanced"` (default) or `"murmur3"`, see `tf_basis.hashing`.
+      seed: of the hash, in [0, 2**32). Default 0.
+      weight_decay: decoupled decay per step; of a table, of its touched rows only;
+        not of variables of the `dense_optimizer`. Default None.
+      row_clipnorm: largest L2 norm of a table row's summed gradient. Default None.
+      dense_optimizer: an optimizer of the same Keras for all other variables, with
+        a learning rate and schedule of its own. Default None: exact Adam.
+      clipnorm, clipvalue, global_clipnorm: as in Keras, over all gradients.
+      use_ema, ema_momentum, ema_overwrite_frequency: as in Keras.
+      name: default `"basis_adam"`.
+      **kwargs: further arguments of this Keras's optimizers.
+
+    Raises:
+      ValueError: an argument breaks its rule; the message names argument, rule and
+        value.
+      tf.errors.InvalidArgumentError: (while training) an index is outside the table;
+        nothing has been changed then.
+
+    Example:
+
+    >>> model = tf.keras.Sequential([
+    ...     tf.keras.layers.Embedding(50_000, 16),
+    ...     tf.keras.layers.Flatten(),
+    ...     tf.keras.layers.Dense(1)])
+    >>> model.compile(BasisAdam(1e-3, compression_ratio=100), "mse")
+    >>> history = model.fit(tf.constant([[7], [9]]), tf.constant([0., 1.]), verbose=0)
+    >>> model.optimizer.table_state(model.layers[0].embeddings)["second_moment"].shape
+    (500, 16)
+
+    Reference: `docs/basis_adam.md`; Kingma and Ba, "Adam: A Method for Stochastic
+    Optimization", ICLR 2015.
+    """
 
     def __init__(
         self,

@@ -71,6 +71,26 @@ inline void PrefetchFloats(const float* data, int64_t count) {
   }
 }
 
+// The sum of term(j) over [0, count) in float64. The lanes are added in one fixed
+// order, so that the compiler can use wide registers and the bits stay the same.
+template <typename Term>
+double LaneSum(int64_t count, const Term& term) {
+  constexpr int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  int64_t j = 0;
+  for (; j + kLanes <= count; j += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += term(j + lane);
+  }
+  for (; j < count; ++j) lanes[j % kLanes] += term(j);
+  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+         ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+inline double SquaredNorm(const float* x, int64_t count) {
+  return LaneSum(count,
+                 [x](int64_t j) { return static_cast<double>(x[j]) * x[j]; });
+}
+
 // Works on one bucket at a time; one per thread, since it owns scratch memory.
 class BasisAdamBucket {
  public:
@@ -179,9 +199,9 @@ class BasisAdamBucket {
       }
       double scale = 1.0;
       if (clip) {
-        double square = 0.0;
-        for (int64_t j = 0; j < dim; ++j) square += sum_[j] * sum_[j];
-        const double norm = std::sqrt(square);
+        const double* sum = sum_.data();
+        const double norm = std::sqrt(
+            LaneSum(dim, [sum](int64_t j) { return sum[j] * sum[j]; }));
         if (norm > rule_.row_clipnorm) scale = rule_.row_clipnorm / norm;
       }
       float* out = owned_.data() + (r - begin) * dim;
@@ -247,13 +267,12 @@ class BasisAdamBucket {
   double Denominators(const float* v, double correction) {
     const float c = static_cast<float>(correction);
     const float epsilon = static_cast<float>(rule_.epsilon);
-    double total = 0.0;
+    float* out = denominator_.data();
     for (int64_t j = 0; j < state_.dim; ++j) {
-      const float v_hat = v[j] * c;
-      total += v_hat;
-      denominator_[j] = std::sqrt(v_hat) + epsilon;
+      out[j] = std::sqrt(v[j] * c) + epsilon;
     }
-    return total / static_cast<double>(state_.dim);
+    return LaneSum(state_.dim, [v, c](int64_t j) { return v[j] * c; }) /
+           static_cast<double>(state_.dim);
   }
 
   // The learned scalars move along the agreement of each row's gradient with
@@ -264,19 +283,15 @@ class BasisAdamBucket {
     const bool correct = rule_.bias_correction;
     const double c1 = correct ? BiasCorrection(rule_.beta_1, steps) : 1.0;
     const double c2 = correct ? BiasCorrection(rule_.beta_2, steps) : 1.0;
-    double u_square = 0.0;
+    double* u = preview_.data();
     for (int64_t j = 0; j < dim; ++j) {
-      const double u = m[j] * c1 / (std::sqrt(v[j] * c2) + rule_.epsilon);
-      preview_[j] = u;
-      u_square += u * u;
+      u[j] = m[j] * c1 / (std::sqrt(v[j] * c2) + rule_.epsilon);
     }
+    const double u_square = LaneSum(dim, [u](int64_t j) { return u[j] * u[j]; });
     for (int64_t r = begin; r < end; ++r) {
       const float* g = gradients_[r - begin];
-      double agreement = 0.0, g_square = 0.0;
-      for (int64_t j = 0; j < dim; ++j) {
-        agreement += preview_[j] * g[j];
-        g_square += static_cast<double>(g[j]) * g[j];
-      }
+      const double agreement =
+          LaneSum(dim, [u, g](int64_t j) { return u[j] * g[j]; });
       float& stored = state_.row_scalar[groups_.rows[r].row];
       double s = stored;
       const double rate = rule_.scalar_learning_rate;
@@ -289,7 +304,7 @@ class BasisAdamBucket {
           break;
         case ScalarRule::kLog:
           s *= std::exp(rate * agreement /
-                        (std::sqrt(u_square) * std::sqrt(g_square) + 1e-30));
+                        (std::sqrt(u_square * SquaredNorm(g, dim)) + 1e-30));
           break;
       }
       stored = static_cast<float>(Clip(s));
@@ -304,11 +319,8 @@ class BasisAdamBucket {
   double Scalar(int64_t row, const float* g, double v_hat_mean, bool owner) {
     if (rule_.scalar == RowScalar::kLearned) return state_.row_scalar[row];
     if (rule_.scalar == RowScalar::kNone || owner) return 1.0;
-    double energy = 0.0;
-    for (int64_t j = 0; j < state_.dim; ++j) {
-      energy += static_cast<double>(g[j]) * g[j];
-    }
-    energy /= static_cast<double>(state_.dim);
+    const double energy =
+        SquaredNorm(g, state_.dim) / static_cast<double>(state_.dim);
     float& q = state_.row_scalar[row];
     q = static_cast<float>(q == 0.0f ? energy
                                      : rule_.scalar_decay * q +
