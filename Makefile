@@ -50,7 +50,8 @@ system:
 	  echo "installing$$missing"; \
 	  export DEBIAN_FRONTEND=noninteractive; \
 	  apt-get update -qq </dev/null \
-	    && apt-get install -y -qq --no-install-recommends $$missing </dev/null; \
+	    && apt-get install -y -qq --no-install-recommends \
+	         -o Dpkg::Use-Pty=0 $$missing </dev/null; \
 	fi
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo 'Python 3.10 or newer is needed; choose it with PYTHON=' >&2; exit 1; }

@@ -2,6 +2,6 @@
 
 from tf_basis import hashing
 from tf_basis._version import __version__
-from tf_basis.optimizers import BasisAdam
+from tf_basis.optimizers import BasisAdagrad, BasisAdam, BasisSGD
 
-__all__ = ["BasisAdam", "__version__", "hashing"]
+__all__ = ["BasisAdagrad", "BasisAdam", "BasisSGD", "__version__", "hashing"]

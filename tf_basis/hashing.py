@@ -6,6 +6,7 @@ The functions here are a file format: a saved table depends on them.  They carry
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def bucket_of_rows(
     rows: Any,
     n_rows: int,
     num_buckets: int,
-    exclusive_rows: int = 0,
+    exclusive_rows: Any = 0,
     hashing: str = "balanced",
     seed: int = 0,
 ) -> Any:
@@ -60,18 +61,24 @@ def bucket_of_rows(
     `"balanced"`: h is a keyed bijection of the n_rows - K hashed rows (a Feistel
     network of 6 rounds with cycle walking, on r - K), so every shared bucket
     holds the floor or the ceiling of the mean number of rows.  `"murmur3"`: h is
-    `murmur3_x86_32(r, seed)`; loads vary as for random assignment.
+    `murmur3_x86_32(r, seed)`; loads vary as for random assignment.  `"double"`: a
+    row has the two buckets of two murmur3 seeds (`seed` and `seed` + 0x9e3779b9).
+    `"consistent"`: jump consistent hash of both hashes; when B grows, the fewest
+    rows move.
 
     Args:
       rows: int32 or int64 row ids in [0, n_rows), any shape; tensor or array.
       n_rows: rows of the table, at least 1.
       num_buckets: B, at least 1.
-      exclusive_rows: K, below B unless B >= n_rows.  Default 0.
-      hashing: `"balanced"` (default) or `"murmur3"`.
+      exclusive_rows: K, or the list of the K rows that own a bucket (the i-th owns
+        bucket i; the other rows are hashed by their rank among the non-owners, or
+        as they are by the murmur3 hashes).  K < B unless B >= n_rows.  Default 0.
+      hashing: `"balanced"` (default), `"murmur3"`, `"double"`, `"consistent"`.
       seed: an integer in [0, 2**32).  Default 0.
 
     Returns:
-      int64 buckets of the shape of `rows`: a tensor for a tensor, else an array.
+      int64 buckets of the shape of `rows` (double: with a last dimension of 2, the
+      two equal where a row has one): a tensor for a tensor, else an array.
 
     Raises:
       ValueError: an argument or (array input) a row is out of range.
@@ -83,39 +90,59 @@ def bucket_of_rows(
     [0, 0, 1, 1, 2, 2]
 
     Reference: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains",
-    CT-RSA 2002 (cycle walking).
+    CT-RSA 2002 (cycle walking); J. Lamping, E. Veach, "A Fast, Minimal Memory,
+    Consistent Hash Algorithm", 2014.
     """
     hyperparameters.check("n_rows", n_rows)
     hyperparameters.check("num_buckets", num_buckets)
-    hyperparameters.check("exclusive_rows", exclusive_rows)
     hyperparameters.check("hashing", hashing)
     hyperparameters.check("seed", seed)
-    check_exclusive_rows(n_rows, num_buckets, exclusive_rows)
+    mapping = row_mapping(n_rows, num_buckets, exclusive_rows, hashing, seed)
     if not tf.is_tensor(rows):
         rows = _as_integers(rows, "rows")
         outside = rows[(rows < 0) | (rows >= n_rows)]
         if outside.size:
             raise ValueError(f"rows must be in [0, {n_rows}), received {outside[0]}")
-    mapping = hash_ops.RowMapping(
-        n_rows=int(n_rows),
-        num_buckets=min(int(num_buckets), int(n_rows)),
-        exclusive_rows=int(exclusive_rows),
-        hashing=hashing,
-        seed=int(seed),
-    )
-    return _like_input(
-        rows, "rows", lambda t: hash_ops.map_rows(t, mapping, checked=True)
-    )
+    return _like_input(rows, "rows", lambda t: hash_ops.map_rows(t, mapping))
 
 
-def check_exclusive_rows(n_rows: int, num_buckets: int, exclusive_rows: int) -> None:
-    """Raises ValueError where the exclusive rows leave no bucket to the others."""
-    if num_buckets < n_rows and exclusive_rows >= num_buckets:
+def row_mapping(
+    n_rows: int, num_buckets: int, exclusive_rows: Any, hashing: str, seed: int
+) -> hash_ops.RowMapping:
+    """The mapping of a table; checks what depends on the table's size.
+
+    Raises:
+      ValueError: the exclusive rows leave no bucket to the others, or a listed one
+        is no row of the table or listed twice.
+    """
+    owner_rows: tuple[int, ...] = ()
+    hyperparameters.check("exclusive_rows", exclusive_rows)
+    if not isinstance(exclusive_rows, numbers.Integral):
+        owner_rows = tuple(map(int, exclusive_rows))
+        outside = [r for r in owner_rows if not 0 <= r < n_rows]
+        if outside:
+            raise ValueError(
+                f"exclusive_rows must list rows in [0, {n_rows}), received {outside[0]}"
+            )
+        exclusive_rows = len(owner_rows)
+    count = int(exclusive_rows)
+    if num_buckets < n_rows and count >= num_buckets:
         raise ValueError(
-            "exclusive_rows must be below num_buckets, since the other rows need "
-            f"a bucket too, received exclusive_rows={exclusive_rows}, "
-            f"num_buckets={num_buckets} for {n_rows} rows"
+            "exclusive_rows must be below num_buckets, since the other rows need a "
+            f"bucket too, received exclusive_rows={count}, num_buckets={num_buckets} "
+            f"for {n_rows} rows"
         )
+    if num_buckets >= n_rows:  # every row r owns bucket r, whatever was listed
+        return hash_ops.RowMapping(int(n_rows), int(n_rows), 0, hashing, int(seed))
+    return hash_ops.RowMapping(
+        int(n_rows), int(num_buckets), count, hashing, int(seed), owner_rows
+    )
+
+
+def all_buckets(mapping: hash_ops.RowMapping) -> np.ndarray:
+    """The buckets of all rows of a table: [N], or (double) [N, 2]."""
+    with tf.init_scope():
+        return hash_ops.map_rows(tf.range(mapping.n_rows, dtype=tf.int64), mapping).numpy()
 
 
 def load_statistics(buckets: Any, num_buckets: int) -> dict[str, float]:

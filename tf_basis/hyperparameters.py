@@ -11,6 +11,8 @@ import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 MAX_SEED = 2**32 - 1
 
 
@@ -58,6 +60,21 @@ def choice(*names: str | None) -> Rule:
     return Rule(f"one of {', '.join(map(repr, names))}", lambda v: v in names)
 
 
+flag = Rule("True or False", lambda v: isinstance(v, bool))
+
+
+def _is_frequencies(value: Any) -> bool:
+    if value is None:
+        return True
+    array = np.asarray(value)
+    return (
+        array.ndim == 1
+        and array.size > 0
+        and np.issubdtype(array.dtype, np.number)
+        and bool(np.all(np.isfinite(array)) and np.all(array >= 0))
+    )
+
+
 def _is_range(value: Any) -> bool:
     return (
         isinstance(value, (tuple, list))
@@ -67,14 +84,34 @@ def _is_range(value: Any) -> bool:
     )
 
 
+def _is_row_selection(value: Any) -> bool:
+    if _is_integer(value):
+        return value >= 0
+    if isinstance(value, str) or getattr(value, "ndim", 1) != 1:
+        return False
+    rows = list(value)
+    return all(_is_integer(r) and r >= 0 for r in rows) and len(set(rows)) == len(rows)
+
+
 RULES: dict[str, Rule] = {
     "beta_1": real("in [0, 1)", lambda v: 0 <= v < 1),
     "beta_2": real("in [0, 1)", lambda v: 0 <= v < 1),
     "epsilon": real("above 0", lambda v: v > 0),
     "compression_ratio": real("of at least 1", lambda v: v >= 1),
+    "row_frequencies": Rule(
+        "None or one number of at least 0 for each row", _is_frequencies
+    ),
+    "scalar_frequency_power": real("of at least 0", lambda v: v >= 0),
+    "moment_dtype": choice("float32", "bfloat16", "float16"),
+    "energy_dtype": choice("float32", "bfloat16", "log8"),
+    "stale_decay": flag,
+    "nesterov": flag,
+    "initial_accumulator_value": real("of at least 0", lambda v: v >= 0),
     "n_rows": integer("of at least 1", lambda v: v >= 1),
     "num_buckets": integer("of at least 1", lambda v: v >= 1, optional=True),
-    "exclusive_rows": integer("of at least 0", lambda v: v >= 0),
+    "exclusive_rows": Rule(
+        "an integer of at least 0 or a list of different rows", _is_row_selection
+    ),
     "min_rows": integer("of at least 1", lambda v: v >= 1),
     "momentum": choice("exclusive", "shared", "none"),
     "invariant_scalar": choice("energy", "learned", None),
@@ -83,8 +120,8 @@ RULES: dict[str, Rule] = {
     "scalar_rule": choice("gradient", "sign", "log"),
     "scalar_learning_rate": real("of at least 0", lambda v: v >= 0),
     "collision_reduce": choice("mean", "sum", "sequential"),
-    "bias_correction": Rule("True or False", lambda v: isinstance(v, bool)),
-    "hashing": choice("balanced", "murmur3"),
+    "bias_correction": flag,
+    "hashing": choice("balanced", "murmur3", "double", "consistent"),
     "seed": integer("in [0, 2**32)", lambda v: 0 <= v <= MAX_SEED),
     "weight_decay": real("of at least 0", lambda v: v >= 0, optional=True),
     "row_clipnorm": real("above 0", lambda v: v > 0, optional=True),
@@ -94,9 +131,9 @@ RULES: dict[str, Rule] = {
 }
 
 
-def check(name: str, value: Any) -> None:
+def check(name: str, value: Any, rule: Rule | None = None) -> None:
     """Raises ValueError where `value` breaks the rule of argument `name`."""
-    rule = RULES[name]
+    rule = rule or RULES[name]
     try:
         accepted = rule.accepts(value)
     except TypeError:  # an unhashable or array value in a comparison
@@ -105,8 +142,11 @@ def check(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be {rule.words}, received {value!r}")
 
 
-def check_all(arguments: dict[str, Any]) -> None:
-    """Checks every argument that has a rule."""
+def check_all(
+    arguments: dict[str, Any], own_rules: dict[str, Rule] | None = None
+) -> None:
+    """Checks every argument that has a rule; `own_rules` come first."""
+    rules = {**RULES, **(own_rules or {})}
     for name, value in arguments.items():
-        if name in RULES:
-            check(name, value)
+        if name in rules:
+            check(name, value, rules[name])

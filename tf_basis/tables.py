@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from tf_basis import hashing as hashing_lib
+from tf_basis.hashing import row_mapping
 from tf_basis.ops.hash_ops import RowMapping
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Sizes of the state of one table of `mapping.n_rows` rows.
+    """Sizes and formats of the state of one table.
 
     Attributes:
       path: the path of the table's variable, for messages.
       dim: columns of the table.
       mapping: which bucket a row uses.
       momentum: `"exclusive"`, `"shared"` or `"none"`.
+      moment_dtype: of both moments: `"float32"`, `"bfloat16"` or `"float16"`.
+      energy_dtype: of row energies: `"float32"`, `"bfloat16"` or `"log8"`.
     """
 
     path: str
     dim: int
     mapping: RowMapping
     momentum: str
+    moment_dtype: str = "float32"
+    energy_dtype: str = "float32"
 
     @property
     def first_moment_rows(self) -> int:
@@ -51,15 +56,18 @@ def table_layout(
     *,
     compression_ratio: float,
     num_buckets: int | None,
-    exclusive_rows: int,
+    exclusive_rows: Any,
     hashing: str,
     seed: int,
     momentum: str,
+    moment_dtype: str = "float32",
+    energy_dtype: str = "float32",
 ) -> TableLayout:
     """The layout of the variable at `path`.
 
     Raises:
-      ValueError: the variable is no table, or the exclusive rows fill all buckets.
+      ValueError: the variable is no table, or the exclusive rows fill all buckets
+        or are no rows of it.
     """
     if len(shape) != 2 or None in shape:
         raise ValueError(
@@ -72,7 +80,8 @@ def table_layout(
             f"tables must select variables that are not empty, but '{path}' has "
             f"the shape {tuple(shape)}"
         )
-    buckets = bucket_count(n_rows, compression_ratio, exclusive_rows, num_buckets)
-    hashing_lib.check_exclusive_rows(n_rows, buckets, exclusive_rows)
-    mapping = RowMapping(n_rows, buckets, min(exclusive_rows, n_rows), hashing, seed)
-    return TableLayout(path, dim, mapping, momentum)
+    is_count = isinstance(exclusive_rows, int)
+    count = exclusive_rows if is_count else len(exclusive_rows)
+    buckets = bucket_count(n_rows, compression_ratio, count, num_buckets)
+    mapping = row_mapping(n_rows, buckets, exclusive_rows, hashing, seed)
+    return TableLayout(path, dim, mapping, momentum, moment_dtype, energy_dtype)

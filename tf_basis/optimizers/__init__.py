@@ -6,7 +6,9 @@ import functools
 from types import SimpleNamespace
 
 from tf_basis.adapters import flavor
+from tf_basis.optimizers.adagrad import BasisAdagradMixin
 from tf_basis.optimizers.adam import BasisAdamMixin
+from tf_basis.optimizers.sgd import BasisSGDMixin
 
 
 @functools.cache
@@ -21,7 +23,11 @@ def for_flavor(name: str) -> SimpleNamespace:
     'basis_adam'
     """
     adapter = flavor.load_adapter(name)
-    mixins = {"BasisAdam": BasisAdamMixin}
+    mixins = {
+        "BasisAdam": BasisAdamMixin,
+        "BasisSGD": BasisSGDMixin,
+        "BasisAdagrad": BasisAdagradMixin,
+    }
     return SimpleNamespace(
         **{
             class_name: _define(class_name, mixin, adapter)
@@ -41,6 +47,9 @@ def _define(class_name: str, mixin: type, adapter) -> type:
     )
 
 
-BasisAdam = for_flavor(flavor.active()).BasisAdam
+_active = for_flavor(flavor.active())
+BasisAdam = _active.BasisAdam
+BasisSGD = _active.BasisSGD
+BasisAdagrad = _active.BasisAdagrad
 
-__all__ = ["BasisAdam", "for_flavor"]
+__all__ = ["BasisAdagrad", "BasisAdam", "BasisSGD", "for_flavor"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
-from tf_basis import engine
 from tf_basis.optimizers.base import BasisOptimizerMixin
-from tf_basis.rules.adam import AdamRule
+from tf_basis.rules import adam
+from tf_basis.rules.bucket import BucketRule
 
 
 class BasisAdamMixin(BasisOptimizerMixin):
@@ -37,10 +36,17 @@ class BasisAdamMixin(BasisOptimizerMixin):
       epsilon: added to the root of the second moment. Default 1e-8.
       compression_ratio: rows per bucket, at least 1. Default 100.
       num_buckets: B of every table, instead of the ratio. Default None.
-      exclusive_rows: K, the leading rows that own a bucket each. Default 0.
+      exclusive_rows: K, the leading rows that own a bucket each, or a list of the
+        rows that do. Default 0.
+      row_frequencies: how often each row occurs; then the `exclusive_rows` most
+        frequent rows own a bucket. Default None. (The config keeps their list.)
       tables: which variables are compressed: None (rank-2 variables called
         `embeddings` with at least `min_rows` rows), a regular expression that is
         searched in the variable path, or a list of variables or paths.
+      table_settings: other settings for some tables: a dict from a pattern, searched
+        in the variable path, to a dict of `compression_ratio`, `num_buckets`,
+        `exclusive_rows`, `row_frequencies`, `momentum`, `hashing`, `seed`,
+        `moment_dtype`, `energy_dtype`. Default None.
       min_rows: rows from which on `tables=None` compresses. Default 10,000.
       momentum: `"exclusive"` (default: rows that own their bucket have momentum,
         the others none), `"shared"` or `"none"`.
@@ -49,11 +55,24 @@ class BasisAdamMixin(BasisOptimizerMixin):
       scalar_range: the scalar's limits (low, high). Default (0.1, 10).
       scalar_rule: of the learned scalar: `"gradient"` (default), `"sign"`, `"log"`.
       scalar_learning_rate: of the learned scalar. Default 1e-4.
+      scalar_frequency_power: p; the learned scalar of a row that comes in a share f
+        of its bucket's steps learns f^-p times as fast, so that rare rows keep up.
+        Costs a counter a row. Default 0.
       collision_reduce: how rows of one bucket enter it in one step: `"mean"`
         (default), `"sum"` or `"sequential"`.
       bias_correction: divide moments by 1 - beta^steps. Default True.
-      hashing: `"balanced"` (default) or `"murmur3"`, see `tf_basis.hashing`.
-      seed: of the hash, in [0, 2**32). Default 0.
+      hashing: `"balanced"` (default), `"murmur3"`, `"double"` (a row has two buckets:
+        the mean of their first moments, the smaller of their second, column by
+        column) or `"consistent"`, see `tf_basis.hashing`.
+      seed: of the hash and of stochastic rounding, in [0, 2**32). Default 0.
+      moment_dtype: format of the moments of tables: `"float32"` (default),
+        `"bfloat16"` or `"float16"`. Arithmetic is float32; storing rounds at random,
+        keyed by seed, row and step, so that small changes are not lost and replicas
+        agree. With float16 `epsilon` is at least 2^-12 for tables.
+      energy_dtype: format of the row energies: `"float32"` (default), `"bfloat16"`,
+        or `"log8"`, an 8-bit logarithm.
+      stale_decay: let a bucket's moments decay in the steps that did not touch it,
+        as those of Adam do, when it is touched again. Default False.
       weight_decay: decoupled decay per step; of a table, of its touched rows only;
         not of variables of the `dense_optimizer`. Default None.
       row_clipnorm: largest L2 norm of a table row's summed gradient. Default None.
@@ -94,8 +113,10 @@ class BasisAdamMixin(BasisOptimizerMixin):
         *,
         compression_ratio: float = 100.0,
         num_buckets: int | None = None,
-        exclusive_rows: int = 0,
+        exclusive_rows: Any = 0,
+        row_frequencies: Any = None,
         tables: Any = None,
+        table_settings: Mapping[str, Mapping[str, Any]] | None = None,
         min_rows: int = 10_000,
         momentum: str = "exclusive",
         invariant_scalar: str | None = "energy",
@@ -103,10 +124,14 @@ class BasisAdamMixin(BasisOptimizerMixin):
         scalar_range: tuple[float, float] = (0.1, 10.0),
         scalar_rule: str = "gradient",
         scalar_learning_rate: float = 1e-4,
+        scalar_frequency_power: float = 0.0,
         collision_reduce: str = "mean",
         bias_correction: bool = True,
         hashing: str = "balanced",
         seed: int = 0,
+        moment_dtype: str = "float32",
+        energy_dtype: str = "float32",
+        stale_decay: bool = False,
         weight_decay: float | None = None,
         row_clipnorm: float | None = None,
         dense_optimizer: Any = None,
@@ -128,41 +153,38 @@ class BasisAdamMixin(BasisOptimizerMixin):
             )
         self._initialize(locals())
 
-    def _rule(self, decay: bool) -> AdamRule:
-        return AdamRule(
-            beta_1=self.beta_1,
-            beta_2=self.beta_2,
+    def _bucket_rule(self, decay: bool) -> BucketRule:
+        return adam.bucket_rule(
+            self.beta_1,
+            self.beta_2,
+            self.scalar_decay,
+            bias_correction=self.bias_correction,
             epsilon=self.epsilon,
-            momentum=self.momentum,
-            invariant_scalar=self.invariant_scalar,
-            scalar_decay=self.scalar_decay,
             scalar_range=tuple(self.scalar_range),
             scalar_rule=self.scalar_rule,
             scalar_learning_rate=self.scalar_learning_rate,
-            collision_reduce=self.collision_reduce,
-            bias_correction=self.bias_correction,
-            weight_decay=self.weight_decay if decay else None,
-            row_clipnorm=self.row_clipnorm,
+            scalar_frequency_power=self.scalar_frequency_power,
+            stale_decay=self.stale_decay,
+            **self._common_modes(decay),
         )
 
-    def _table_slots(self, layout):
-        return engine.slot_shapes(layout, self._rule(decay=False))
+    def _dense_slots(self) -> dict[str, float]:
+        return {"momentum": 0.0, "velocity": 0.0}
 
-    def _dense_slots(self, variable):
-        dtype = tf.as_dtype(variable.dtype)
-        shape = tuple(variable.shape)
-        return {"momentum": (shape, dtype, 0.0), "velocity": (shape, dtype, 0.0)}
+    def _dense_rule(self, learning_rate):
+        step = self.iterations + 1
 
-    def _step_table(self, layout, variable, slots, gradient, learning_rate):
-        rule = self._rule(decay=self._use_weight_decay(variable))
-        engine.step_table(rule, layout, variable, slots, gradient, learning_rate)
+        def rule(variable, gradient, momentum, velocity):
+            return adam.dense_step(
+                variable,
+                gradient,
+                momentum,
+                velocity,
+                step,
+                learning_rate,
+                self.beta_1,
+                self.beta_2,
+                self.epsilon,
+            )
 
-    def _step_dense(self, variable, slots, gradient, learning_rate):
-        engine.step_dense(
-            self._rule(decay=False),
-            variable,
-            slots,
-            gradient,
-            self.iterations + 1,
-            learning_rate,
-        )
+        return rule

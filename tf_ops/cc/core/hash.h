@@ -3,7 +3,9 @@
 #ifndef TF_BASIS_CORE_HASH_H_
 #define TF_BASIS_CORE_HASH_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace tf_basis {
 
@@ -77,44 +79,131 @@ class BalancedPermutation {
   uint32_t keys_[kRounds];
 };
 
-enum class Hashing { kBalanced, kMurmur3 };
+// Jump consistent hash: when `buckets` grows, the fewest keys move, and only to
+// new buckets. Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash
+// Algorithm", 2014.
+inline int64_t JumpHash(uint64_t key, int64_t buckets) {
+  int64_t bucket = -1, next = 0;
+  while (next < buckets) {
+    bucket = next;
+    key = key * 2862933555777941757ull + 1;
+    next = static_cast<int64_t>(static_cast<double>(bucket + 1) *
+                                (static_cast<double>(int64_t{1} << 31) /
+                                 static_cast<double>((key >> 33) + 1)));
+  }
+  return bucket;
+}
 
-// The bucket of a row of one table. The first `exclusive_rows` rows own the
-// bucket of their own number; with at least as many buckets as rows all do.
+enum class Hashing { kBalanced, kMurmur3, kDouble, kConsistent };
+
+// What decides the buckets of a row; see tf_basis.ops.hash_ops.RowMapping.
+struct RowMapping {
+  int64_t n_rows;
+  int64_t num_buckets;     // at most n_rows
+  int64_t exclusive_rows;  // K: as many rows own a bucket each
+  Hashing hashing;
+  uint32_t seed;
+  // The owners, ascending, and their buckets; null: row r < K owns bucket r.
+  const int64_t* owner_rows = nullptr;
+  const int64_t* owner_buckets = nullptr;
+  // Ends of the ranges of hashed rows that were added together; the last one is
+  // n_rows - K. Rows added later are hashed among themselves, so that older rows
+  // keep their buckets.
+  std::vector<int64_t> domains;
+
+  int64_t owners() const {
+    return num_buckets >= n_rows ? n_rows : exclusive_rows;
+  }
+};
+
+// The buckets of a row of one table: one, or two in the double mode.
 class BucketMap {
  public:
-  BucketMap(int64_t n_rows, int64_t num_buckets, int64_t exclusive_rows,
-            Hashing hashing, uint32_t seed)
-      : owners_(num_buckets >= n_rows ? n_rows : exclusive_rows),
-        shared_(static_cast<uint64_t>(num_buckets - owners_)),
-        mask_(shared_ > 0 && (shared_ & (shared_ - 1)) == 0 ? shared_ - 1 : 0),
-        power_of_two_(mask_ > 0 || shared_ == 1),
-        hashing_(hashing),
-        seed_(seed),
-        permutation_(n_rows - owners_, seed) {}
+  explicit BucketMap(const RowMapping& mapping)
+      : mapping_(mapping),
+        owners_(mapping.owners()),
+        shared_(static_cast<uint64_t>(mapping.num_buckets - owners_)),
+        power_of_two_(shared_ > 0 && (shared_ & (shared_ - 1)) == 0),
+        second_seed_(mapping.seed + 0x9e3779b9u) {
+    if (mapping_.hashing != Hashing::kBalanced) return;
+    std::vector<int64_t> ends = mapping.domains;
+    if (ends.empty()) ends.push_back(mapping.n_rows - owners_);
+    int64_t begin = 0;
+    for (int64_t end : ends) {
+      domains_.push_back({begin, end, {end - begin, mapping.seed}});
+      begin = end;
+    }
+  }
 
-  // Rows below this own the bucket of the same number and share it with nobody.
+  // Buckets below this belong to one row each.
   int64_t owners() const { return owners_; }
 
-  // `row` in [0, n_rows).
-  int64_t operator()(int64_t row) const {
-    if (row < owners_) return row;
-    const uint64_t h =
-        hashing_ == Hashing::kBalanced
-            ? permutation_(static_cast<uint64_t>(row - owners_))
-            : static_cast<uint64_t>(Murmur3(row, seed_));
-    const uint64_t slot = power_of_two_ ? (h & mask_) : (h % shared_);
-    return owners_ + static_cast<int64_t>(slot);
+  // Writes the buckets of `row` (in [0, n_rows)); returns how many differ.
+  int operator()(int64_t row, int64_t out[2]) const {
+    int64_t rank = row - owners_;  // among the rows that own no bucket
+    if (owners_ == mapping_.n_rows) {
+      out[0] = row;
+      return 1;
+    }
+    if (mapping_.owner_rows == nullptr) {
+      if (rank < 0) {
+        out[0] = row;
+        return 1;
+      }
+    } else {
+      const int64_t* end = mapping_.owner_rows + owners_;
+      const int64_t* found = std::lower_bound(mapping_.owner_rows, end, row);
+      const int64_t below = found - mapping_.owner_rows;
+      if (found != end && *found == row) {
+        out[0] = mapping_.owner_buckets[below];
+        return 1;
+      }
+      rank = row - below;
+    }
+    switch (mapping_.hashing) {
+      case Hashing::kBalanced:
+        out[0] = Slot(Permute(rank));
+        return 1;
+      case Hashing::kMurmur3:
+        out[0] = Slot(Murmur3(row, mapping_.seed));
+        return 1;
+      case Hashing::kDouble:
+        out[0] = Slot(Murmur3(row, mapping_.seed));
+        out[1] = Slot(Murmur3(row, second_seed_));
+        return out[0] == out[1] ? 1 : 2;
+      case Hashing::kConsistent:
+        break;
+    }
+    out[0] = owners_ + JumpHash((uint64_t{Murmur3(row, mapping_.seed)} << 32) |
+                                    Murmur3(row, second_seed_),
+                                static_cast<int64_t>(shared_));
+    return 1;
   }
 
  private:
+  struct Domain {
+    int64_t begin, end;
+    BalancedPermutation permutation;
+  };
+
+  uint64_t Permute(int64_t rank) const {
+    size_t i = 0;
+    while (rank >= domains_[i].end) ++i;
+    return domains_[i].permutation(
+        static_cast<uint64_t>(rank - domains_[i].begin));
+  }
+
+  int64_t Slot(uint64_t h) const {
+    const uint64_t slot = power_of_two_ ? (h & (shared_ - 1)) : (h % shared_);
+    return owners_ + static_cast<int64_t>(slot);
+  }
+
+  const RowMapping& mapping_;
   int64_t owners_;
   uint64_t shared_;
-  uint64_t mask_;
   bool power_of_two_;
-  Hashing hashing_;
-  uint32_t seed_;
-  BalancedPermutation permutation_;
+  uint32_t second_seed_;
+  std::vector<Domain> domains_;
 };
 
 }  // namespace tf_basis

@@ -1,6 +1,7 @@
 #include "core/hash.h"
 
 #include "kernels/kernel_util.h"
+#include "kernels/mapping.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tf_basis {
@@ -42,40 +43,41 @@ class MapRowsOp : public OpKernel {
   explicit MapRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("n_rows", &n_rows_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_buckets", &num_buckets_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("exclusive_rows", &exclusive_rows_));
-    GetChoice(ctx, "hashing", HashingChoices(), &hashing_);
-    GetSeed(ctx, &seed_);
-    OP_REQUIRES(ctx, num_buckets_ >= n_rows_ || exclusive_rows_ < num_buckets_,
-                InvalidArgument(
-                    "exclusive_rows must be below num_buckets, received ",
-                    exclusive_rows_, " and ", num_buckets_));
+    mapping_.Read(ctx);
   }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& rows = ctx->input(0);
+    RowMapping mapping;
+    OP_REQUIRES_OK(ctx, mapping_.Mapping(n_rows_, num_buckets_, ctx->input(1),
+                                         ctx->input(2), &mapping));
     const T* in = rows.flat<T>().data();
     for (int64_t i = 0; i < rows.NumElements(); ++i) {
       OP_REQUIRES(ctx, in[i] >= 0 && in[i] < n_rows_,
-                  InvalidArgument(
-                      "rows must be in [0, ", n_rows_, "), received ", in[i]));
+                  InvalidArgument("rows must be in [0, ", n_rows_,
+                                  "), received ", in[i]));
     }
+    const bool two = mapping_.two_buckets();
+    tensorflow::TensorShape shape = rows.shape();
+    if (two) shape.AddDim(2);
     Tensor* buckets = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, rows.shape(), &buckets));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &buckets));
     int64_t* out = buckets->flat<int64_t>().data();
-    const BucketMap bucket_of(n_rows_, num_buckets_, exclusive_rows_, hashing_,
-                              seed_);
+    const BucketMap buckets_of(mapping);
     ThreadsOf(ctx)(rows.NumElements(), /*cost=*/80,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t i = begin; i < end; ++i) {
-                       out[i] = bucket_of(in[i]);
+                       int64_t found[2];
+                       const int count = buckets_of(in[i], found);
+                       out[two ? 2 * i : i] = found[0];
+                       if (two) out[2 * i + 1] = found[count - 1];
                      }
                    });
   }
 
  private:
-  int64_t n_rows_, num_buckets_, exclusive_rows_;
-  Hashing hashing_ = Hashing::kBalanced;
-  uint32_t seed_ = 0;
+  int64_t n_rows_, num_buckets_;
+  MappingAttributes mapping_;
 };
 
 #define REGISTER(T)                                                   \

@@ -12,7 +12,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "core/hash.h"
 #include "core/parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -44,12 +43,6 @@ void GetChoice(tensorflow::OpKernelConstruction* ctx, const char* attr,
               InvalidArgument(attr, " has no choice '",
                                                   name, "'"));
   *out = found->second;
-}
-
-inline const std::map<std::string, Hashing>& HashingChoices() {
-  static const auto* choices = new std::map<std::string, Hashing>{
-      {"balanced", Hashing::kBalanced}, {"murmur3", Hashing::kMurmur3}};
-  return *choices;
 }
 
 // Seeds are uint32 values carried in an int64 attribute.
@@ -108,10 +101,7 @@ class LockedVariables {
     return absl::OkStatus();
   }
 
-  template <typename T>
-  T* data(int i) {
-    return static_cast<T*>(vars_[i]->tensor()->data());
-  }
+  void* data(int i) { return vars_[i]->tensor()->data(); }
 
  private:
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> vars_;

@@ -1,0 +1,78 @@
+"""Config and state of an optimizer, as Keras saves and loads them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+
+class SavingMixin:
+    """`get_config`, `from_config`, and exact loading: all of the state or an error."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of this optimizer, ready for JSON."""
+        config = super().get_config()
+        for name in inspect.signature(type(self).__init__).parameters:
+            if name in ("self", "kwargs", "dense_optimizer") or name in config:
+                continue
+            config[name] = _plain(getattr(self, name))
+        inner = self.dense_optimizer
+        serialize = self._keras.serialize
+        config["dense_optimizer"] = None if inner is None else serialize(inner)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects=None):
+        """The reverse of `get_config`."""
+        config = dict(config)
+        inner = config.get("dense_optimizer")
+        if isinstance(inner, dict):
+            config["dense_optimizer"] = cls._keras.deserialize(
+                inner, custom_objects=custom_objects
+            )
+        return super().from_config(config, custom_objects=custom_objects)
+
+    def set_weights(self, weights: list) -> None:
+        """Sets all variables, those of the `dense_optimizer` included."""
+        self._assign_all(self.variables, list(weights))
+
+    def save_own_variables(self, store: Any) -> None:
+        """Keras saves the `dense_optimizer` as an object of its own."""
+        for i, variable in enumerate(self._own_variables()):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Restores what `save_own_variables` wrote.
+
+        Raises:
+          ValueError: the file holds the state of another layout.
+        """
+        values = [store[str(i)] for i in range(len(store.keys()))]
+        self._assign_all(self._own_variables(), values)
+
+    def _assign_all(self, variables: list, values: list) -> None:
+        if not self._is_built():
+            raise ValueError(
+                f"optimizer '{self.name}' must be built before its state is set: "
+                "call build(trainable_variables) first"
+            )
+        expected = [tuple(v.shape) for v in variables]
+        received = [tuple(np.shape(v)) for v in values]
+        if expected != received:
+            raise ValueError(
+                f"optimizer '{self.name}' cannot take this state: its variables have "
+                f"the shapes {expected}, the state {received}"
+            )
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+
+
+def _plain(value: Any) -> Any:
+    """Tuples and what Keras wrapped for tracking, as lists and dicts."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value

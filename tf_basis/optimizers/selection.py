@@ -1,0 +1,172 @@
+"""Which variables are compressed tables, and with which settings each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_basis import hyperparameters
+from tf_basis.tables import TableLayout, table_layout
+
+# What `table_settings` may set for the tables whose path matches a pattern.
+SETTINGS = (
+    "compression_ratio",
+    "num_buckets",
+    "exclusive_rows",
+    "row_frequencies",
+    "momentum",
+    "hashing",
+    "seed",
+    "moment_dtype",
+    "energy_dtype",
+)
+
+_TABLE_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
+
+
+def parse_tables(selector: Any, path_of: Callable[[Any], str]) -> Any:
+    """The argument `tables` as None, a pattern, or a tuple of paths."""
+    if selector is None:
+        return None
+    if isinstance(selector, str):
+        _check_pattern("tables", selector)
+        return selector
+    if isinstance(selector, (list, tuple)) and all(
+        isinstance(v, str) or (hasattr(v, "shape") and hasattr(v, "name"))
+        for v in selector
+    ):
+        return tuple(v if isinstance(v, str) else path_of(v) for v in selector)
+    raise ValueError(
+        "tables must be None, a regular expression on the variable path, or a "
+        f"list of variables or paths, received {selector!r}"
+    )
+
+
+def parse_settings(
+    table_settings: Any, allowed: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """The argument `table_settings`, checked; exclusive rows as numbers or lists."""
+    if table_settings is None:
+        return {}
+    if not isinstance(table_settings, Mapping):
+        raise ValueError(
+            "table_settings must be a dict from patterns on the variable path to "
+            f"dicts of settings, received {table_settings!r}"
+        )
+    parsed = {}
+    for pattern, settings in table_settings.items():
+        _check_pattern("table_settings", pattern)
+        if not isinstance(settings, Mapping):
+            raise ValueError(
+                f"table_settings[{pattern!r}] must be a dict, received {settings!r}"
+            )
+        unknown = sorted(set(settings) - set(allowed))
+        if unknown:
+            raise ValueError(
+                f"table_settings[{pattern!r}] may hold {', '.join(allowed)}, "
+                f"received {', '.join(map(repr, unknown))}"
+            )
+        settings = dict(settings)
+        hyperparameters.check_all(settings)
+        parsed[pattern] = own_exclusive_rows(settings)
+    return parsed
+
+
+def own_exclusive_rows(settings: dict[str, Any]) -> dict[str, Any]:
+    """Turns `row_frequencies` into the list of the most frequent rows."""
+    frequencies = settings.pop("row_frequencies", None)
+    rows = settings.get("exclusive_rows", 0)
+    if frequencies is not None:
+        frequencies = np.asarray(frequencies)
+        hyperparameters.check("row_frequencies", frequencies)
+        if not isinstance(rows, int) or rows > len(frequencies):
+            raise ValueError(
+                "exclusive_rows must be the number of rows to take from "
+                f"row_frequencies, at most {len(frequencies)}, received {rows!r}"
+            )
+        # Stable: of equally frequent rows the first.
+        rows = np.argsort(-frequencies, kind="stable")[:rows]
+    if not isinstance(rows, (int, str)):
+        settings["exclusive_rows"] = [int(r) for r in rows]
+    return settings
+
+
+def select_tables(
+    tables: Any, min_rows: int, variables: Sequence, path_of: Callable[[Any], str]
+) -> list:
+    """The variables that `tables` selects.
+
+    Raises:
+      ValueError: it names or matches nothing.
+    """
+    if tables is None:
+        return [
+            v
+            for v in variables
+            if path_of(v).split("/")[-1] == "embeddings"
+            and len(v.shape) == 2
+            and v.shape[0] >= min_rows
+        ]
+    known = f"the variables are {[path_of(v) for v in variables]}"
+    if isinstance(tables, str):
+        found = [v for v in variables if re.search(tables, path_of(v))]
+        if not found:
+            raise ValueError(
+                "tables must match the path of at least one variable, received "
+                f"{tables!r}; {known}"
+            )
+        return found
+    missing = set(tables) - {path_of(v) for v in variables}
+    if missing:
+        raise ValueError(
+            "tables must hold paths of trainable variables, received "
+            f"{sorted(missing)}; {known}"
+        )
+    return [v for v in variables if path_of(v) in tables]
+
+
+def layout_of(
+    path: str,
+    variable: Any,
+    defaults: Mapping[str, Any],
+    table_settings: Mapping[str, Mapping[str, Any]],
+) -> TableLayout:
+    """The layout of one table under the settings that its path matches.
+
+    Raises:
+      ValueError: two patterns match, or the settings do not fit the table.
+    """
+    dtype = tf.as_dtype(variable.dtype)
+    if dtype not in _TABLE_DTYPES:
+        raise ValueError(
+            "tables must be float32, bfloat16 or float16 variables, but "
+            f"'{path}' is {dtype.name}"
+        )
+    matching = [p for p in table_settings if re.search(p, path)]
+    if len(matching) > 1:
+        raise ValueError(
+            f"table_settings must match '{path}' by one pattern, received {matching}"
+        )
+    settings = dict(defaults)
+    if matching:
+        settings.update(table_settings[matching[0]])
+        # A ratio for this table outranks a count for all, and the reverse.
+        if "num_buckets" not in table_settings[matching[0]] and (
+            "compression_ratio" in table_settings[matching[0]]
+        ):
+            settings["num_buckets"] = None
+    return table_layout(path, tuple(variable.shape), **settings)
+
+
+def _check_pattern(argument: str, pattern: Any) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"{argument} must be a valid regular expression ({error}), received "
+            f"{pattern!r}"
+        ) from error
