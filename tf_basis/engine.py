@@ -57,6 +57,10 @@ def slot_specs(
         slots["scalar"] = ((n_rows,), tf.float32, 1.0)
         if rule.scalar_frequency_power:
             slots["row_steps"] = ((n_rows,), tf.int32, 0)
+    if layout.led:
+        slots["leader"] = ((buckets,), tf.int64, 0)
+        slots["leader_votes"] = ((buckets,), tf.int32, 0)
+        slots["leader_steps"] = ((buckets,), tf.int32, 0)
     if rule.stale_decay:
         slots["last_step"] = ((buckets,), tf.int32, 0)
     return slots
@@ -162,6 +166,9 @@ def _update_table_twin(
         second_moment=gathered("second_moment", buckets),
         bucket_steps=gathered("bucket_steps", buckets),
         last_step=gathered("last_step", buckets),
+        leader=gathered("leader", buckets),
+        leader_votes=gathered("leader_votes", buckets),
+        leader_steps=gathered("leader_steps", buckets),
     )
     state = state._replace(
         **{
@@ -192,6 +199,9 @@ def _update_table_twin(
         "row_steps": (groups.rows, new.row_steps, groups.is_row),
         "bucket_steps": (groups.buckets, new.bucket_steps, is_bucket),
         "last_step": (groups.buckets, new.last_step, is_bucket),
+        "leader": (groups.buckets, new.leader, is_bucket),
+        "leader_votes": (groups.buckets, new.leader_votes, is_bucket),
+        "leader_steps": (groups.buckets, new.leader_steps, is_bucket),
     }
     _write(table, groups.rows, stored["table"], groups.is_row)
     for name, slot in slots.items():

@@ -117,6 +117,11 @@ def row_mapping(
     """
     owner_rows: tuple[int, ...] = ()
     hyperparameters.check("exclusive_rows", exclusive_rows)
+    if isinstance(exclusive_rows, str):
+        raise ValueError(
+            "exclusive_rows must be a number or a list of rows here, received "
+            f"{exclusive_rows!r}"
+        )
     if not isinstance(exclusive_rows, numbers.Integral):
         owner_rows = tuple(map(int, exclusive_rows))
         outside = [r for r in owner_rows if not 0 <= r < n_rows]

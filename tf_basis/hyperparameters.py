@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,13 +89,48 @@ def _is_range(value: Any) -> bool:
 def _is_row_selection(value: Any) -> bool:
     if _is_integer(value):
         return value >= 0
-    if isinstance(value, str) or getattr(value, "ndim", 1) != 1:
+    if getattr(value, "ndim", 1) != 1:
         return False
     rows = list(value)
     return all(_is_integer(r) and r >= 0 for r in rows) and len(set(rows)) == len(rows)
 
 
+_BYTES = {"": 1, "b": 1}
+for _i, _prefix in enumerate("kmgt", 1):
+    _BYTES |= {f"{_prefix}b": 1000**_i, f"{_prefix}ib": 1024**_i}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def _bytes_of(value: Any) -> int | None:
+    if _is_integer(value):
+        return int(value)
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _BYTES:
+        return None
+    return int(Fraction(match[1]) * _BYTES[match[2].lower()])
+
+
+size = Rule(
+    "a number of bytes above 0: an integer, or text such as '256MB' or '1.5GiB' "
+    "(units B, KB, MB, GB, TB, or KiB, MiB, GiB, TiB of powers of 1024)",
+    lambda v: (_bytes_of(v) or 0) > 0,
+)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """A number of bytes, also given as text: "256MB" is 256,000,000, "1KiB" 1,024.
+
+    Raises:
+      ValueError: the argument called `name` is no such number.
+    """
+    check(name, value, size)
+    return _bytes_of(value)
+
+
 RULES: dict[str, Rule] = {
+    "state_budget": Rule(
+        f"None or {size.words}", lambda v: v is None or size.accepts(v)
+    ),
     "beta_1": real("in [0, 1)", lambda v: 0 <= v < 1),
     "beta_2": real("in [0, 1)", lambda v: 0 <= v < 1),
     "epsilon": real("above 0", lambda v: v > 0),
@@ -110,7 +147,8 @@ RULES: dict[str, Rule] = {
     "n_rows": integer("of at least 1", lambda v: v >= 1),
     "num_buckets": integer("of at least 1", lambda v: v >= 1, optional=True),
     "exclusive_rows": Rule(
-        "an integer of at least 0 or a list of different rows", _is_row_selection
+        "an integer of at least 0, a list of different rows or 'auto'",
+        lambda v: v == "auto" if isinstance(v, str) else _is_row_selection(v),
     ),
     "min_rows": integer("of at least 1", lambda v: v >= 1),
     "momentum": choice("exclusive", "shared", "none"),

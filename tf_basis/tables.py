@@ -19,6 +19,7 @@ class TableLayout:
       dim: columns of the table.
       mapping: which bucket a row uses.
       momentum: `"exclusive"`, `"shared"` or `"none"`.
+      led: whether owners are found during training (`exclusive_rows="auto"`).
       moment_dtype: of both moments: `"float32"`, `"bfloat16"` or `"float16"`.
       energy_dtype: of row energies: `"float32"`, `"bfloat16"` or `"log8"`.
     """
@@ -27,13 +28,14 @@ class TableLayout:
     dim: int
     mapping: RowMapping
     momentum: str
+    led: bool = False
     moment_dtype: str = "float32"
     energy_dtype: str = "float32"
 
     @property
     def first_moment_rows(self) -> int:
         """Buckets below this have a first moment; the others need none."""
-        if self.momentum == "shared":
+        if self.momentum == "shared" or (self.led and self.momentum == "exclusive"):
             return self.mapping.num_buckets
         return self.mapping.owners if self.momentum == "exclusive" else 0
 
@@ -80,8 +82,18 @@ def table_layout(
             f"tables must select variables that are not empty, but '{path}' has "
             f"the shape {tuple(shape)}"
         )
+    led = exclusive_rows == "auto"
+    if led:
+        exclusive_rows = 0
     is_count = isinstance(exclusive_rows, int)
     count = exclusive_rows if is_count else len(exclusive_rows)
     buckets = bucket_count(n_rows, compression_ratio, count, num_buckets)
     mapping = row_mapping(n_rows, buckets, exclusive_rows, hashing, seed)
-    return TableLayout(path, dim, mapping, momentum, moment_dtype, energy_dtype)
+    led &= buckets < n_rows  # else every row owns its bucket anyway
+    if led and (hashing == "double" or momentum == "shared"):
+        raise ValueError(
+            "exclusive_rows='auto' needs one bucket a row that is its owner's alone: "
+            "hashing must not be 'double' and momentum not 'shared', received "
+            f"hashing={hashing!r}, momentum={momentum!r} for '{path}'"
+        )
+    return TableLayout(path, dim, mapping, momentum, led, moment_dtype, energy_dtype)

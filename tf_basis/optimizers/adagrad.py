@@ -28,8 +28,8 @@ class BasisAdagradMixin(BasisOptimizerMixin):
       learning_rate: a float, a schedule or a callable. Default 1e-3.
       initial_accumulator_value: where V and q start, at least 0. Default 0.
       epsilon: of the division. Default 1e-7.
-      compression_ratio, num_buckets, exclusive_rows, row_frequencies, tables,
-        table_settings, min_rows: as in `BasisAdam`.
+      compression_ratio, num_buckets, state_budget, exclusive_rows, row_frequencies,
+        tables, table_settings, min_rows: as in `BasisAdam`.
       invariant_scalar: `"energy"` (default) or None.
       collision_reduce: `"mean"` (default), `"sum"` or `"sequential"`.
       hashing, seed, moment_dtype, energy_dtype: as in `BasisAdam`.
@@ -62,6 +62,7 @@ class BasisAdagradMixin(BasisOptimizerMixin):
         *,
         compression_ratio: float = 100.0,
         num_buckets: int | None = None,
+        state_budget: int | str | None = None,
         exclusive_rows: Any = 0,
         row_frequencies: Any = None,
         tables: Any = None,

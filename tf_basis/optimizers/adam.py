@@ -36,8 +36,16 @@ class BasisAdamMixin(BasisOptimizerMixin):
       epsilon: added to the root of the second moment. Default 1e-8.
       compression_ratio: rows per bucket, at least 1. Default 100.
       num_buckets: B of every table, instead of the ratio. Default None.
+      state_budget: bytes for the state of all tables together, `"256MB"`, `"1.5GiB"` or
+        an integer, instead of a ratio or count (both must keep their default then):
+        what is left after row energies and exclusive rows is divided over the tables
+        in proportion to their size, except those to which `table_settings` gives a
+        ratio or count. See `tf_basis.plan`. Default None.
       exclusive_rows: K, the leading rows that own a bucket each, or a list of the
-        rows that do. Default 0.
+        rows that do, or `"auto"`: a row that comes in most of its bucket's steps
+        owns it (its moments are its own then, and the other rows of the bucket
+        scale its second moment by their energy), and loses it again when others
+        come more often. Default 0.
       row_frequencies: how often each row occurs; then the `exclusive_rows` most
         frequent rows own a bucket. Default None. (The config keeps their list.)
       tables: which variables are compressed: None (rank-2 variables called
@@ -113,6 +121,7 @@ class BasisAdamMixin(BasisOptimizerMixin):
         *,
         compression_ratio: float = 100.0,
         num_buckets: int | None = None,
+        state_budget: int | str | None = None,
         exclusive_rows: Any = 0,
         row_frequencies: Any = None,
         tables: Any = None,
@@ -144,6 +153,11 @@ class BasisAdamMixin(BasisOptimizerMixin):
         name: str = "basis_adam",
         **kwargs: Any,
     ) -> None:
+        if invariant_scalar == "learned" and exclusive_rows == "auto":
+            raise ValueError(
+                "exclusive_rows must not be 'auto' with invariant_scalar='learned', "
+                "which moves the scalars of rows that share a first moment"
+            )
         if invariant_scalar == "learned" and momentum != "shared":
             warnings.warn(
                 "invariant_scalar='learned' moves the scalars of rows that follow a "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_basis import engine, hyperparameters
+from tf_basis import budget, engine, hyperparameters
 from tf_basis.ops import dispatch
 from tf_basis.optimizers import selection
 from tf_basis.optimizers.inspection import InspectionMixin
@@ -50,6 +50,7 @@ class BasisOptimizerMixin(InspectionMixin, SavingMixin):
         }
         kwargs = arguments.pop("kwargs")
         hyperparameters.check_all(arguments, self._rules)
+        budget.check_sizes(arguments, type(self).__init__)
         dense_optimizer = arguments.pop("dense_optimizer")
         if dense_optimizer is not None and not isinstance(
             dense_optimizer, self._keras.Optimizer
@@ -74,6 +75,7 @@ class BasisOptimizerMixin(InspectionMixin, SavingMixin):
             arguments["table_settings"], self._settings()
         )
         arguments = selection.own_exclusive_rows(arguments)
+        arguments["row_frequencies"] = None  # exclusive_rows lists what they chose
         base = inspect.signature(self._keras.Optimizer.__init__).parameters
         theirs = {k: arguments.pop(k) for k in list(arguments) if k in base}
         super().__init__(learning_rate, **theirs, **kwargs)
@@ -90,7 +92,7 @@ class BasisOptimizerMixin(InspectionMixin, SavingMixin):
         built = self._basis
         chosen = selection.select_tables(self.tables, self.min_rows, variables, path_of)
         # All layouts first: a setting that does not fit leaves nothing half built.
-        built.layouts = {self._var_key(v): self._layout(v) for v in chosen}
+        built.layouts = dict(zip(map(self._var_key, chosen), self._layouts(chosen)))
         delegated = []
         for variable in variables:
             key = self._var_key(variable)
@@ -114,15 +116,19 @@ class BasisOptimizerMixin(InspectionMixin, SavingMixin):
         if delegated:
             self.dense_optimizer.build(delegated)
 
-    def _layout(self, variable: Any) -> TableLayout:
+    def _layouts(self, variables: list) -> list[TableLayout]:
         defaults = {
             name: getattr(self, name)
             for name in self._settings()
             if name not in ("row_frequencies", "momentum")
         }
         defaults["momentum"] = self._momentum_mode()
-        return selection.layout_of(
-            self._keras.path_of(variable), variable, defaults, self.table_settings
+        return budget.table_layouts(
+            [(self._keras.path_of(v), v) for v in variables],
+            defaults,
+            self.table_settings,
+            self.state_budget,
+            self._table_slots,
         )
 
     @classmethod

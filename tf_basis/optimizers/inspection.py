@@ -56,7 +56,7 @@ class InspectionMixin:
             state["first_moment"] = np.zeros((0, layout.dim), np.float32)
         for name, slot in self._basis.slots[key].items():
             value = tf.convert_to_tensor(slot)
-            counts = value.dtype == tf.int32
+            counts = value.dtype in (tf.int32, tf.int64)
             state[name] = np.array(value if counts else formats.read(value))
         return state
 

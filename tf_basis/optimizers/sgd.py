@@ -29,8 +29,8 @@ class BasisSGDMixin(BasisOptimizerMixin):
       learning_rate: a float, a schedule or a callable. Default 0.01.
       momentum: in [0, 1). 0 keeps no first moment at all. Default 0.
       nesterov: look ahead along the momentum. Default False.
-      compression_ratio, num_buckets, exclusive_rows, row_frequencies, tables,
-        table_settings, min_rows: as in `BasisAdam`.
+      compression_ratio, num_buckets, state_budget, exclusive_rows, row_frequencies,
+        tables, table_settings, min_rows: as in `BasisAdam`.
       momentum_mode: `"exclusive"` (default), `"shared"` or `"none"`.
       invariant_scalar: None (default) or `"learned"`.
       scalar_range, scalar_rule, scalar_learning_rate, scalar_frequency_power: of the
@@ -71,6 +71,7 @@ class BasisSGDMixin(BasisOptimizerMixin):
         *,
         compression_ratio: float = 100.0,
         num_buckets: int | None = None,
+        state_budget: int | str | None = None,
         exclusive_rows: Any = 0,
         row_frequencies: Any = None,
         tables: Any = None,

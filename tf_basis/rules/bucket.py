@@ -39,6 +39,12 @@ class BucketRule:
     stale_decay: bool = False
 
 
+# A bucket's leader is the row that came in most of the bucket's recent steps: it
+# gains a vote in a step it is in and loses one in another; without votes the first
+# row of the step takes over. With enough votes it owns the bucket.
+VOTES_TO_OWN, MOST_VOTES = 8, 64
+
+
 class TableState(NamedTuple):
     """What a step reads and returns, gathered for R touched rows in S buckets.
 
@@ -52,6 +58,9 @@ class TableState(NamedTuple):
     second_moment: tf.Tensor | None  # [S, d]
     bucket_steps: tf.Tensor  # [S] int32
     last_step: tf.Tensor | None  # [S] int32
+    leader: tf.Tensor | None  # [S] int64: where owners are found during training
+    leader_votes: tf.Tensor | None  # [S] int32
+    leader_steps: tf.Tensor | None  # [S] int32: of the leader's first moment
 
 
 # Rounds numbers as their variable stores them: (slot, values, ids, steps) -> values.
@@ -89,7 +98,15 @@ def table_step(
     g = tf.cast(gradients, tf.float64)
     if rule.invariant_scalar == "learned":
         state = _learn(rule, state, g, groups.segments, follows, learning_rate)
-    state = _update_buckets(rule, state, g, groups, step, store)
+    first_from = second_from = groups.is_member
+    if state.leader is not None:
+        state, leads, owned = _vote(state, groups)
+        first_from = leads
+        second_from &= leads | ~tf.gather(owned, groups.member_of)
+        owner = follows = _leads_row(state, groups) & tf.gather(
+            owned, groups.segments[:, 0]
+        )
+    state = _update_buckets(rule, state, g, groups, first_from, second_from, step, store)
 
     segments = groups.segments
     steps = tf.reduce_max(tf.gather(state.bucket_steps, segments), axis=1)
@@ -142,16 +159,60 @@ def _clip_rows(gradients: tf.Tensor, clipnorm: float) -> tf.Tensor:
     return tf.where(norm > clipnorm, clipped, gradients)
 
 
-def _update_buckets(rule, state, g, groups, step, store) -> TableState:
-    """Counters and moments after the step."""
+def _vote(state: TableState, groups: RowGroups):
+    """The state after the votes; [E] whether a member leads its bucket; [S] owned."""
     n_buckets = tf.shape(state.bucket_steps, tf.int64)[0]
-    member_of, is_member = groups.member_of, groups.is_member
+    member_of = groups.member_of
+    member_rows = tf.gather(groups.rows, groups.members)
+
+    def per_bucket(condition):
+        counts = tf.math.unsorted_segment_sum(
+            tf.cast(condition & groups.is_member, tf.int32), member_of, n_buckets
+        )
+        return counts > 0
+
+    is_leader = member_rows == tf.gather(state.leader, member_of)
+    present = per_bucket(is_leader) & (state.leader_votes > 0)
+    votes = tf.where(
+        present, tf.minimum(state.leader_votes + 1, MOST_VOTES), state.leader_votes - 1
+    )
+    replaced = votes < 0
+    smallest = tf.math.unsorted_segment_min(member_rows, member_of, n_buckets)
+    leader = tf.where(replaced, smallest, state.leader)
+    votes = tf.where(replaced, 1, votes)
+    leads = groups.is_member & (member_rows == tf.gather(leader, member_of))
+    leads &= tf.gather(present | replaced, member_of)
+    steps = tf.where(replaced, 0, state.leader_steps)
+    steps = tf.where(per_bucket(leads), _saturating_add(steps, tf.ones_like(steps)), steps)
+    first = state.first_moment
+    if first is not None:
+        first = tf.where(replaced[:, None], tf.zeros_like(first), first)
+    state = state._replace(
+        leader=leader, leader_votes=votes, leader_steps=steps, first_moment=first
+    )
+    return state, leads, votes >= VOTES_TO_OWN
+
+
+def _leads_row(state: TableState, groups: RowGroups) -> tf.Tensor:
+    """[R] whether a row leads its bucket."""
+    return groups.rows == tf.gather(state.leader, groups.segments[:, 0])
+
+
+def _update_buckets(
+    rule, state, g, groups, first_from, second_from, step, store
+) -> TableState:
+    """Counters and moments after the step.
+
+    `first_from` and `second_from` are the members that enter M, and V and C.
+    """
+    n_buckets = tf.shape(state.bucket_steps, tf.int64)[0]
+    member_of = groups.member_of
 
     def per_bucket(x):
         return tf.math.unsorted_segment_sum(x, member_of, n_buckets)
 
-    g = tf.where(is_member[:, None], tf.gather(g, groups.members), 0.0)
-    count = per_bucket(tf.cast(is_member, tf.int32))
+    g = tf.gather(g, groups.members)
+    count = per_bucket(tf.cast(second_from, tf.int32))
     first, second = state.first_moment, state.second_moment
     steps, last_step = state.bucket_steps, state.last_step
     if last_step is not None:
@@ -168,33 +229,36 @@ def _update_buckets(rule, state, g, groups, step, store) -> TableState:
         # Applying x <- keep * x + take * g once a row, in order, is one decay by
         # keep^count and a weighted sum.
         position = tf.range(tf.shape(member_of, tf.int64)[0])
-        last = tf.math.unsorted_segment_max(
-            tf.where(is_member, position, -1), member_of, n_buckets
-        )
-        later = tf.maximum(tf.gather(last, member_of) - position, 0)[:, None]
 
-        def moved(moment, keep, take, x):
-            kept = tf.cast(moment, tf.float64) * _power(keep, count[:, None])
-            added = per_bucket(take * _power(keep, later) * x)
-            return tf.cast(kept + added, tf.float32)
+        def moved(moment, keep, take, x, members):
+            last = tf.math.unsorted_segment_max(
+                tf.where(members, position, -1), member_of, n_buckets
+            )
+            later = tf.maximum(tf.gather(last, member_of) - position, 0)[:, None]
+            times = per_bucket(tf.cast(members, tf.int32))[:, None]
+            kept = tf.cast(moment, tf.float64) * _power(keep, times)
+            weight = tf.where(members[:, None], take * _power(keep, later), 0.0)
+            return tf.cast(kept + per_bucket(weight * x), tf.float32)
 
         steps = _saturating_add(steps, count)
     else:
-        divisor = tf.maximum(count, 1) if rule.collision_reduce == "mean" else 1
-        divisor = tf.reshape(tf.cast(divisor, tf.float64), [-1, 1])
 
-        def moved(moment, keep, take, x):
-            reduced = tf.cast(per_bucket(x) / divisor, tf.float32)
-            return keep * moment + take * reduced
+        def moved(moment, keep, take, x, members):
+            times = per_bucket(tf.cast(members, tf.int32))[:, None]
+            reduced = per_bucket(tf.where(members[:, None], x, 0.0))
+            if rule.collision_reduce == "mean":
+                reduced /= tf.cast(tf.maximum(times, 1), tf.float64)
+            new = keep * moment + take * tf.cast(reduced, tf.float32)
+            return tf.where(times > 0, new, moment)
 
-        steps = _saturating_add(steps, tf.ones_like(steps))
+        steps = _saturating_add(steps, tf.minimum(count, 1))
 
     if first is not None:
-        first = store(
-            "first_moment", moved(first, *rule.first, g), groups.buckets, steps
-        )
+        first = moved(first, *rule.first, g, first_from)
+        seen = steps if state.leader is None else state.leader_steps
+        first = store("first_moment", first, groups.buckets, seen)
     if second is not None:
-        second = moved(second, *rule.second, tf.square(g))
+        second = moved(second, *rule.second, tf.square(g), second_from)
         second = store("second_moment", second, groups.buckets, steps)
     return state._replace(
         first_moment=first,
@@ -210,7 +274,8 @@ def _saturating_add(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 def _first_moment(rule, state, segments):
     """[R, d] the moment a row follows, and [R] the factor that removes its bias."""
-    corrections = _correction(rule, rule.first[0], state.bucket_steps)
+    steps = state.bucket_steps if state.leader is None else state.leader_steps
+    corrections = _correction(rule, rule.first[0], steps)
     at = segments[:, 0]
     moment, scale = tf.gather(state.first_moment, at), tf.gather(corrections, at)
     if segments.shape[1] == 1:
@@ -222,7 +287,9 @@ def _first_moment(rule, state, segments):
         * tf.cast(tf.gather(corrections, other), tf.float32)[:, None]
     )
     two = at != other
-    return tf.where(two[:, None], mean, moment), tf.where(two, 1.0, scale)
+    return tf.where(two[:, None], mean, moment), tf.where(
+        two, tf.ones_like(scale), scale
+    )
 
 
 def _second_hat(rule, state, segments) -> tf.Tensor:
@@ -275,7 +342,7 @@ def _energy(rule, energies, g, v_hat_mean, owner, rows, steps, store):
     keep, take = rule.energy
     old = tf.cast(energies, tf.float64)
     new = tf.cast(tf.where(old == 0, energy, keep * old + take * energy), tf.float32)
-    new = tf.where(owner, energies, store("row_energy", new, rows, steps))
+    new = store("row_energy", new, rows, steps)
     plain = owner | (new == 0)
     safe = tf.cast(tf.where(plain, 1.0, new), tf.float64)
     scale = tf.clip_by_value(tf.sqrt(v_hat_mean / safe), *rule.scalar_range)

@@ -35,6 +35,14 @@ struct BucketRule {
   uint32_t seed = 0;           // of stochastic rounding
 };
 
+// A bucket's leader is the row that came in most of the bucket's recent steps: it
+// gains a vote in a step it is in and loses one in another; without votes the first
+// row of the step takes over. With enough votes it owns the bucket.
+struct Leaders {
+  static constexpr int32_t kVotesToOwn = 8;
+  static constexpr int32_t kMostVotes = 64;
+};
+
 struct TableState {
   int64_t dim = 0;
   int64_t owners = 0;             // buckets below this belong to one row each
@@ -46,6 +54,10 @@ struct TableState {
   int32_t* last_step = nullptr;     // [num_buckets], for stale_decay
   Numbers row_scalar;  // [n_rows] energies or learned scalars, or none
   int32_t* row_steps = nullptr;  // [n_rows], for frequency_power
+  // [num_buckets] each, where owners are found during training (see Leaders).
+  int64_t* leader = nullptr;
+  int32_t* leader_votes = nullptr;
+  int32_t* leader_steps = nullptr;  // of the leader's first moment
 };
 
 }  // namespace tf_basis

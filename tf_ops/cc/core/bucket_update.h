@@ -77,7 +77,12 @@ class BucketStepper {
         LearnScalar(groups_.rows[members[k]], gradients_[k], /*fresh=*/k == 0);
       }
     }
-    UpdateBucket(bucket, gradients_.data());
+    if (state_.leader != nullptr) {
+      UpdateLedBucket(bucket, members);
+      return;
+    }
+    UpdateBucket(bucket.bucket, gradients_.data(), bucket.count,
+                 gradients_.data(), bucket.count);
     Read(groups_.rows[members[0]]);
     for (int64_t k = 0; k < bucket.count; ++k) {
       MoveRow(groups_.rows[members[k]], gradients_[k]);
@@ -139,9 +144,10 @@ class BucketStepper {
                             Key(kRowScalarSlot, row.row, 0));
   }
 
-  // Moves the counters and moments of a bucket; `g[k]` is its k-th row's gradient.
-  void UpdateBucket(const TouchedBucket& bucket, const float* const* g) {
-    const int64_t b = bucket.bucket, count = bucket.count;
+  // Moves the counters and moments of a bucket: the first moment by `first_count`
+  // gradients, the second by `count`.
+  void UpdateBucket(int64_t b, const float* const* first_g, int64_t first_count,
+                    const float* const* g, int64_t count) {
     int32_t& steps = state_.bucket_steps[b];
     float* m = HasFirstMoment(b) ? state_.first_moment.Open(b, Scratch(0))
                                  : nullptr;
@@ -159,29 +165,31 @@ class BucketStepper {
       last = static_cast<int32_t>(std::min<int64_t>(
           rule_.step, std::numeric_limits<int32_t>::max()));
     }
-    if (rule_.reduce == CollisionReduce::kSequential) {
-      steps = SaturatingAdd(steps, count);
-      for (int64_t k = 0; k < count; ++k) {
-        if (m != nullptr) Take(m, rule_.first_keep, rule_.first_take, g[k], dim_);
-        if (v != nullptr) {
-          TakeSquare(v, rule_.second_keep, rule_.second_take, g[k], dim_);
-        }
+    const bool sequential = rule_.reduce == CollisionReduce::kSequential;
+    steps = SaturatingAdd(steps, sequential ? count : std::min<int64_t>(count, 1));
+    if (sequential) {
+      for (int64_t k = 0; m != nullptr && k < first_count; ++k) {
+        Take(m, rule_.first_keep, rule_.first_take, first_g[k], dim_);
+      }
+      for (int64_t k = 0; v != nullptr && k < count; ++k) {
+        TakeSquare(v, rule_.second_keep, rule_.second_take, g[k], dim_);
       }
     } else {
-      steps = SaturatingAdd(steps, 1);
-      if (m != nullptr) {
+      if (m != nullptr && first_count > 0) {
         Take(m, rule_.first_keep, rule_.first_take,
-             count == 1 ? g[0] : Reduce(g, count, /*square=*/false), dim_);
+             first_count == 1 ? first_g[0]
+                              : Reduce(first_g, first_count, /*square=*/false),
+             dim_);
       }
       if (v != nullptr && count == 1) {
         TakeSquare(v, rule_.second_keep, rule_.second_take, g[0], dim_);
-      } else if (v != nullptr) {
+      } else if (v != nullptr && count > 1) {
         Take(v, rule_.second_keep, rule_.second_take,
              Reduce(g, count, /*square=*/true), dim_);
       }
     }
     if (m != nullptr) {
-      state_.first_moment.Close(b, m, Key(kFirstMomentSlot, b, steps));
+      state_.first_moment.Close(b, m, Key(kFirstMomentSlot, b, FirstSteps(b)));
     }
     if (v != nullptr) {
       state_.second_moment.Close(b, v, Key(kSecondMomentSlot, b, steps));
@@ -194,7 +202,7 @@ class BucketStepper {
     owner_ = b < state_.owners;
     follows_ = HasFirstMoment(b);
     steps_ = state_.bucket_steps[b];
-    double c1 = Correction(rule_.first_keep, steps_);
+    double c1 = Correction(rule_.first_keep, FirstSteps(b));
     const float* m =
         follows_ ? state_.first_moment.Open(b, Scratch(0)) : nullptr;
     const float* v =
@@ -277,6 +285,52 @@ class BucketStepper {
   const float* Value(int64_t position) const { return values_ + position * dim_; }
 
   float* Scratch(int i) { return scratch_.data() + i * dim_; }
+
+  // How many steps the first moment of a bucket has seen.
+  int32_t FirstSteps(int64_t bucket) const {
+    return state_.leader != nullptr ? state_.leader_steps[bucket]
+                                    : state_.bucket_steps[bucket];
+  }
+
+  // A step on a bucket whose owner is found during training.
+  void UpdateLedBucket(const TouchedBucket& bucket, const int64_t* members) {
+    const int64_t b = bucket.bucket;
+    int64_t& leader = state_.leader[b];
+    int32_t& votes = state_.leader_votes[b];
+    int32_t& first_steps = state_.leader_steps[b];
+    int64_t at = bucket.count;  // the leader among the members
+    for (int64_t k = 0; k < bucket.count; ++k) {
+      if (votes > 0 && groups_.rows[members[k]].row == leader) at = k;
+    }
+    if (at < bucket.count) {
+      votes = std::min(votes + 1, Leaders::kMostVotes);
+    } else if (votes > 0) {
+      --votes;
+    } else {
+      at = 0;
+      leader = groups_.rows[members[0]].row;
+      votes = 1;
+      first_steps = 0;
+      if (HasFirstMoment(b)) {
+        float* m = state_.first_moment.Open(b, Scratch(0));
+        std::fill_n(m, dim_, 0.0f);
+        state_.first_moment.Close(b, m, Key(kFirstMomentSlot, b, 0));
+      }
+    }
+    const bool present = at < bucket.count;
+    const bool owned = votes >= Leaders::kVotesToOwn;
+    const float* const* g = gradients_.data();
+    if (present) first_steps = SaturatingAdd(first_steps, 1);
+    UpdateBucket(b, g + at, present ? 1 : 0, owned ? g + at : g,
+                 owned ? (present ? 1 : 0) : bucket.count);
+    Read(groups_.rows[members[0]]);
+    const float* moment = moment_;
+    for (int64_t k = 0; k < bucket.count; ++k) {
+      owner_ = owned && k == at;
+      moment_ = owner_ ? moment : nullptr;
+      MoveRow(groups_.rows[members[k]], gradients_[k]);
+    }
+  }
 
   bool HasFirstMoment(int64_t bucket) const {
     return bucket < state_.first_moment_rows;
@@ -370,14 +424,16 @@ class BucketStepper {
   // The factor of this row's step; moves its energy in the energy mode.
   double Scalar(int64_t row, const float* g, const RoundingKey& key) {
     if (rule_.scalar == RowScalar::kLearned) return state_.row_scalar.Read(row);
-    if (rule_.scalar == RowScalar::kNone || owner_) return 1.0;
+    if (rule_.scalar == RowScalar::kNone) return 1.0;
+    // A leader may lose its bucket again, so its energy is kept up to date.
+    if (owner_ && state_.leader == nullptr) return 1.0;
     const double energy = SquaredNorm(g, dim_) / static_cast<double>(dim_);
     const double old = state_.row_scalar.Read(row);
     const double q =
         old == 0 ? energy : rule_.energy_keep * old + rule_.energy_take * energy;
     const float stored =
         state_.row_scalar.Write(row, static_cast<float>(q), key);
-    return stored == 0 ? 1.0 : ClipScalar(std::sqrt(v_hat_mean_ / stored));
+    return stored == 0 || owner_ ? 1.0 : ClipScalar(std::sqrt(v_hat_mean_ / stored));
   }
 
   const BucketRule& rule_;

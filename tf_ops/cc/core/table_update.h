@@ -53,7 +53,8 @@ inline void UpdateTable(const BucketRule& rule, const TableState& state,
       for (int64_t k = 0; k < bucket.count; ++k) {
         members.push_back(gradients[groups.members[bucket.first + k]]);
       }
-      stepper.UpdateBucket(bucket, members.data());
+      stepper.UpdateBucket(bucket.bucket, members.data(), bucket.count,
+                           members.data(), bucket.count);
     }
   });
   parallel_for(n_rows, cost, [&](int64_t begin, int64_t end) {

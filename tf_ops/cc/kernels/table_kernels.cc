@@ -82,7 +82,8 @@ class CheckRowsOp : public OpKernel {
 
 // The variables of one step, where they are among the inputs, and what they are.
 struct Variables {
-  enum Slot { kTable, kSteps, kSecond, kFirst, kScalar, kRowSteps, kLast, kSlots };
+  enum Slot { kTable, kSteps, kSecond, kFirst, kScalar, kRowSteps, kLast,
+              kLeader, kVotes, kLeaderSteps, kSlots };
   int at[kSlots];  // position among the locked variables, -1: none
   LockedVariables locked;
 
@@ -156,6 +157,9 @@ class UpdateTableOp : public OpKernel {
     state.bucket_steps = static_cast<int32_t*>(variables.data(V::kSteps));
     state.last_step = static_cast<int32_t*>(variables.data(V::kLast));
     state.row_steps = static_cast<int32_t*>(variables.data(V::kRowSteps));
+    state.leader = static_cast<int64_t*>(variables.data(V::kLeader));
+    state.leader_votes = static_cast<int32_t*>(variables.data(V::kVotes));
+    state.leader_steps = static_cast<int32_t*>(variables.data(V::kLeaderSteps));
 
     const ParallelFor threads = ThreadsOf(ctx);
     const BucketMap buckets_of(mapping);
@@ -203,7 +207,8 @@ class UpdateTableOp : public OpKernel {
   static absl::Status Lock(OpKernelContext* ctx, Variables* variables) {
     static constexpr const char* kNames[] = {
         "table",      "bucket_steps", "second_moment", "first_moment",
-        "row_scalar", "row_steps",    "last_step"};
+        "row_scalar", "row_steps",    "last_step",     "leader",
+        "leader_votes", "leader_steps"};
     std::vector<tensorflow::ResourceHandle> handles;
     for (int slot = 0; slot < Variables::kSlots; ++slot) {
       tensorflow::OpInputList list;
@@ -241,7 +246,16 @@ class UpdateTableOp : public OpKernel {
     TF_RETURN_IF_ERROR(mapping_.Mapping(n_rows, buckets, owner_rows,
                                         owner_buckets, mapping));
     const int64_t owners = mapping->owners();
-    const int64_t moment_rows = momentum_ == Momentum::kExclusive ? owners
+    const bool led = variables.has(V::kLeader);
+    if (led && (owners != 0 || mapping_.two_buckets() ||
+                momentum_ == Momentum::kShared ||
+                rule_.scalar == RowScalar::kLearned)) {
+      return InvalidArgument(
+          "leader needs exclusive_rows 0, fewer buckets than rows, one bucket a "
+          "row, no shared momentum and no learned scalar");
+    }
+    const int64_t moment_rows = momentum_ == Momentum::kExclusive
+                                    ? (led ? buckets : owners)
                                 : momentum_ == Momentum::kShared  ? buckets
                                                                   : 0;
     const bool energy = rule_.scalar == RowScalar::kEnergy;
@@ -276,12 +290,18 @@ class UpdateTableOp : public OpKernel {
     const std::pair<V::Slot, const char*> counters[] = {
         {V::kSteps, "bucket_steps"},
         {V::kRowSteps, "row_steps"},
-        {V::kLast, "last_step"}};
+        {V::kLast, "last_step"},
+        {V::kLeader, "leader"},
+        {V::kVotes, "leader_votes"},
+        {V::kLeaderSteps, "leader_steps"}};
     for (const auto& [slot, name] : counters) {
       if (!variables.has(slot)) continue;
       const Tensor& tensor = variables.tensor(slot);
-      if (tensor.dtype() != tensorflow::DT_INT32) {
-        return InvalidArgument(name, " must be int32, received ",
+      const DataType dtype =
+          slot == V::kLeader ? tensorflow::DT_INT64 : tensorflow::DT_INT32;
+      if (tensor.dtype() != dtype) {
+        return InvalidArgument(name, " must be ",
+                               tensorflow::DataTypeString(dtype), ", received ",
                                tensorflow::DataTypeString(tensor.dtype()));
       }
       TF_RETURN_IF_ERROR(CheckShape(
