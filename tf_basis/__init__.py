@@ -2,6 +2,17 @@
 
 from tf_basis import hashing
 from tf_basis._version import __version__
+from tf_basis.callbacks import GrowBuckets, retrace
 from tf_basis.optimizers import BasisAdagrad, BasisAdam, BasisSGD
+from tf_basis.planning import plan
 
-__all__ = ["BasisAdagrad", "BasisAdam", "BasisSGD", "__version__", "hashing"]
+__all__ = [
+    "BasisAdagrad",
+    "BasisAdam",
+    "BasisSGD",
+    "GrowBuckets",
+    "__version__",
+    "hashing",
+    "plan",
+    "retrace",
+]

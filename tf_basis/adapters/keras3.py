@@ -68,10 +68,14 @@ class OptimizerAdapter(Optimizer):
             )
         return tensorflow_variable(slot)
 
-    def _backend_apply_gradients(self, grads, trainable_variables):
-        checks = self._row_checks(grads, trainable_variables)
-        with tf.control_dependencies(checks):
-            super()._backend_apply_gradients(grads, trainable_variables)
+    def apply(self, grads, trainable_variables=None):
+        grads = list(grads)
+        variables = trainable_variables
+        if variables is None:
+            variables = self._trainable_variables
+        # Around all of Keras's `apply`: a failed step is not counted either.
+        with tf.control_dependencies(self._row_checks(grads, variables)):
+            super().apply(grads, trainable_variables)
 
     def _apply_weight_decay(self, variables):
         super()._apply_weight_decay(

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_basis.optimizers.base import BasisOptimizerMixin
+from tf_basis.optimizers.migrating import MigrationMixin
 from tf_basis.rules import adam
 from tf_basis.rules.bucket import BucketRule
 
 
-class BasisAdamMixin(BasisOptimizerMixin):
+class BasisAdamMixin(MigrationMixin, BasisOptimizerMixin):
     """Adam whose embedding tables share their state in B << N buckets.
 
     A table of N rows keeps B second moments instead of N pairs of moments; a

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_basis import budget, engine, hyperparameters
+from tf_basis import budget, engine, growth, hyperparameters
 from tf_basis.ops import dispatch
 from tf_basis.optimizers import selection
+from tf_basis.optimizers.growing import GrowthMixin
 from tf_basis.optimizers.inspection import InspectionMixin
 from tf_basis.optimizers.saving import SavingMixin
 from tf_basis.rules.grouping import sum_duplicates
@@ -30,9 +31,11 @@ class _Built:
         self.slots: dict[str, dict[str, tf.Variable]] = {}
         self.delegated: set[str] = set()
         self.paths: dict[str, str] = {}
+        self.variables: dict[str, Any] = {}
+        self.growth: dict[str, growth.Record] = {}
 
 
-class BasisOptimizerMixin(InspectionMixin, SavingMixin):
+class BasisOptimizerMixin(GrowthMixin, InspectionMixin, SavingMixin):
     """Selects the tables, makes their slots, and routes each gradient.
 
     A subclass is mixed with an adapter (`_keras` is its module) and defines
@@ -75,6 +78,7 @@ class BasisOptimizerMixin(InspectionMixin, SavingMixin):
             arguments["table_settings"], self._settings()
         )
         arguments = selection.own_exclusive_rows(arguments)
+        arguments["row_frequencies"] = None  # exclusive_rows has their list now
         arguments["row_frequencies"] = None  # exclusive_rows lists what they chose
         base = inspect.signature(self._keras.Optimizer.__init__).parameters
         theirs = {k: arguments.pop(k) for k in list(arguments) if k in base}
@@ -91,12 +95,13 @@ class BasisOptimizerMixin(InspectionMixin, SavingMixin):
         path_of = self._keras.path_of
         built = self._basis
         chosen = selection.select_tables(self.tables, self.min_rows, variables, path_of)
+        chosen = growth.without_dense(chosen, path_of, built.growth)
         # All layouts first: a setting that does not fit leaves nothing half built.
         built.layouts = dict(zip(map(self._var_key, chosen), self._layouts(chosen)))
         delegated = []
         for variable in variables:
             key = self._var_key(variable)
-            built.paths[key] = path_of(variable)
+            built.paths[key], built.variables[key] = path_of(variable), variable
             if key in built.layouts:
                 specs = self._table_slots(built.layouts[key])
             elif self.dense_optimizer is not None:
@@ -117,19 +122,23 @@ class BasisOptimizerMixin(InspectionMixin, SavingMixin):
             self.dense_optimizer.build(delegated)
 
     def _layouts(self, variables: list) -> list[TableLayout]:
+        return growth.table_layouts(
+            [(self._keras.path_of(v), v) for v in variables],
+            self._layout_defaults(),
+            self.table_settings,
+            self.state_budget,
+            self._table_slots,
+            self._basis.growth,
+        )
+
+    def _layout_defaults(self) -> dict[str, Any]:
         defaults = {
             name: getattr(self, name)
             for name in self._settings()
             if name not in ("row_frequencies", "momentum")
         }
         defaults["momentum"] = self._momentum_mode()
-        return budget.table_layouts(
-            [(self._keras.path_of(v), v) for v in variables],
-            defaults,
-            self.table_settings,
-            self.state_budget,
-            self._table_slots,
-        )
+        return defaults
 
     @classmethod
     def _settings(cls) -> list[str]:

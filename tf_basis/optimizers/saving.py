@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
 import numpy as np
+
+from tf_basis import growth
 
 
 class SavingMixin:
@@ -21,18 +24,23 @@ class SavingMixin:
         inner = self.dense_optimizer
         serialize = self._keras.serialize
         config["dense_optimizer"] = None if inner is None else serialize(inner)
+        if self._basis.growth:
+            config[growth.CONFIG_KEY] = copy.deepcopy(self._basis.growth)
         return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects=None):
         """The reverse of `get_config`."""
         config = dict(config)
+        records = config.pop(growth.CONFIG_KEY, {})
         inner = config.get("dense_optimizer")
         if isinstance(inner, dict):
             config["dense_optimizer"] = cls._keras.deserialize(
                 inner, custom_objects=custom_objects
             )
-        return super().from_config(config, custom_objects=custom_objects)
+        optimizer = super().from_config(config, custom_objects=custom_objects)
+        optimizer._basis.growth = growth.read_records(records)
+        return optimizer
 
     def set_weights(self, weights: list) -> None:
         """Sets all variables, those of the `dense_optimizer` included."""

@@ -134,8 +134,11 @@ def layout_of(
     variable: Any,
     defaults: Mapping[str, Any],
     table_settings: Mapping[str, Mapping[str, Any]],
+    overrides: Mapping[str, Any] | None = None,
 ) -> TableLayout:
     """The layout of one table under the settings that its path matches.
+
+    `overrides` outrank them.
 
     Raises:
       ValueError: two patterns match, or the settings do not fit the table.
@@ -146,6 +149,20 @@ def layout_of(
             "tables must be float32, bfloat16 or float16 variables, but "
             f"'{path}' is {dtype.name}"
         )
+    settings = settings_of(path, defaults, table_settings)
+    return table_layout(path, tuple(variable.shape), **settings | (overrides or {}))
+
+
+def settings_of(
+    path: str,
+    defaults: Mapping[str, Any],
+    table_settings: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The defaults, but for what `table_settings` has for this path.
+
+    Raises:
+      ValueError: two patterns match.
+    """
     matching = [p for p in table_settings if re.search(p, path)]
     if len(matching) > 1:
         raise ValueError(
@@ -159,7 +176,7 @@ def layout_of(
             "compression_ratio" in table_settings[matching[0]]
         ):
             settings["num_buckets"] = None
-    return table_layout(path, tuple(variable.shape), **settings)
+    return settings
 
 
 def _check_pattern(argument: str, pattern: Any) -> None:

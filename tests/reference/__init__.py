@@ -1,0 +1,1 @@
+"""Independent numpy references, written from the formulas, not from the package."""

@@ -1,0 +1,113 @@
+"""Which variables are compressed, into how many buckets, and what that costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import (
+    TableRun,
+    is_compressed,
+    keras_of,
+    make_optimizer,
+    make_variable,
+    optimizer_arrays,
+    to_numpy,
+    variables_of,
+)
+
+
+def test_default_tables_are_large_embeddings(flavor):
+    """tables=None takes rank-2 variables called `embeddings` of min_rows rows."""
+    shapes = {"embeddings": (10_000, 2), "kernel": (10_000, 2)}
+    optimizer = make_optimizer(flavor)
+    variables = [make_variable(np.zeros(s), flavor, n) for n, s in shapes.items()]
+    small = make_variable(np.zeros((9_999, 2)), flavor, "embeddings")
+    vector = make_variable(np.zeros(20_000), flavor, "embeddings")
+    optimizer.build([*variables, small, vector])
+    compressed = [is_compressed(optimizer, v) for v in (*variables, small, vector)]
+    assert compressed == [True, False, False, False]
+
+
+def test_min_rows_applies_to_default_tables_only(flavor):
+    tables = [make_variable(np.zeros((n, 2)), flavor, "embeddings") for n in (50, 49)]
+    optimizer = make_optimizer(flavor, min_rows=50)
+    optimizer.build(tables)
+    assert [is_compressed(optimizer, v) for v in tables] == [True, False]
+    table = make_variable(np.zeros((20, 2)), flavor, "anything")
+    optimizer = make_optimizer(flavor, tables=[table], num_buckets=4)
+    optimizer.build([table])
+    assert is_compressed(optimizer, table)
+
+
+def test_tables_by_pattern_and_by_path(flavor):
+    names = ["user_table", "item_table", "kernel"]
+    for tables, expected in (
+        ("(user|item)_table", [True, True, False]),
+        ("^user", [True, False, False]),
+        (["item_table"], [False, True, False]),
+    ):
+        variables = [make_variable(np.zeros((30, 2)), flavor, n) for n in names]
+        optimizer = make_optimizer(flavor, tables=tables, num_buckets=3)
+        optimizer.build(variables)
+        assert [is_compressed(optimizer, v) for v in variables] == expected
+
+
+@pytest.mark.parametrize(
+    "kwargs, buckets",
+    [
+        ({"compression_ratio": 100.0}, 11),
+        ({"compression_ratio": 7.0}, 150),
+        ({"compression_ratio": 1000.0, "exclusive_rows": 5}, 6),
+        ({"compression_ratio": 1.0}, 1050),
+        ({"compression_ratio": 10.0, "num_buckets": 77}, 77),
+        ({"num_buckets": 5000}, 1050),
+    ],
+)
+def test_number_of_buckets(backend, kwargs, buckets):
+    """B = max(K + 1, ceil(N / ratio)), at most N; num_buckets overrides."""
+    run = TableRun(np.zeros((1050, 2)), **kwargs)
+    assert run.state()["second_moment"].shape == (buckets, 2)
+    hashed = np.asarray(run.optimizer.buckets(run.variable))
+    assert hashed.shape == (1050,) and len(np.unique(hashed)) == buckets
+
+
+def test_first_moment_is_allocated_for_the_buckets_that_use_it():
+    expected = {"shared": 10, "exclusive": 3, "none": None}
+    for momentum, rows in expected.items():
+        run = TableRun(
+            np.zeros((60, 4)), num_buckets=10, exclusive_rows=3, momentum=momentum
+        )
+        moment = run.state().get("first_moment")
+        assert (moment is None) if rows is None else moment.shape == (rows, 4)
+        held = [v.shape for v in variables_of(run.optimizer) if len(v.shape) == 2]
+        total = 10 + (rows or 0)
+        assert sum(shape[0] for shape in held) == total
+
+
+def test_state_is_at_most_1_4_percent_of_adam(flavor):
+    """N/B = 100, d = 64, float32, defaults; measured from the real variables."""
+    n_rows = 50_000
+    table = make_variable(np.zeros((n_rows, 64)), flavor, "embeddings")
+    optimizer, adam = make_optimizer(flavor), keras_of(flavor).optimizers.Adam()
+    sizes = []
+    for each in (optimizer, adam):
+        each.build([table])
+        arrays = [to_numpy(v) for v in variables_of(each)]
+        sizes.append(sum(a.nbytes for a in arrays if a.ndim))
+    assert sizes[1] == 2 * n_rows * 64 * 4
+    assert sizes[0] <= 0.014 * sizes[1]
+    reported = optimizer.state_bytes()
+    path = getattr(table, "path", table.name.removesuffix(":0"))
+    assert reported[path] == sizes[0]
+    assert reported["total"] == sum(v for k, v in reported.items() if k != "total")
+
+
+def test_optimizer_has_only_the_state_it_needs():
+    """Dense variables get two Adam slots; a table gets no N x d array."""
+    table = make_variable(np.zeros((500, 4)), name="table")
+    dense = make_variable(np.zeros((6, 5)), name="dense")
+    optimizer = make_optimizer(tables=[table], num_buckets=5)
+    optimizer.build([table, dense])
+    shapes = sorted(a.shape for a in optimizer_arrays(optimizer).values() if a.ndim)
+    assert shapes.count((6, 5)) == 2
+    assert (500, 4) not in shapes
