@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+JOBS ?= 2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCHMARKS ?= benchmarks/step_time.py
@@ -28,7 +29,7 @@ help:
 	@echo 'make lint       ruff and clang-format, changing nothing'
 	@echo 'make format     ruff and clang-format, changing files'
 	@echo 'make clean      remove what was built; make distclean: and .venv'
-	@echo 'Variables: PYTHON=python3 PYTEST_ARGS="-k hashing" DEMO_ARGS= BENCH_ARGS='
+	@echo 'Variables: PYTHON=python3 JOBS=2 PYTEST_ARGS="-k hashing" DEMO_ARGS= BENCH_ARGS='
 
 # ---- environment ----------------------------------------------------------------
 
@@ -94,10 +95,10 @@ define run_tests
 @status=0; \
 export KERAS_BACKEND=tensorflow TF_BASIS_OPS=require; \
 echo '== Keras 3'; \
-env -u TF_USE_LEGACY_KERAS $(RUN) -m pytest -m '$(1)' $(PYTEST_ARGS) \
+env -u TF_USE_LEGACY_KERAS $(RUN) -m pytest -n $(JOBS) -m '$(1)' $(PYTEST_ARGS) \
   || status=1; \
 echo '== tf_keras'; \
-TF_USE_LEGACY_KERAS=1 $(RUN) -m pytest -m '$(1)' $(PYTEST_ARGS) \
+TF_USE_LEGACY_KERAS=1 $(RUN) -m pytest -n $(JOBS) -m '$(1)' $(PYTEST_ARGS) \
   || status=1; \
 exit $$status
 endef
