@@ -1,20 +1,18 @@
 """How evenly the hashes load buckets, and how many rows move when buckets are added.
 
-Prints the tables of docs/hashing.md:
-
-    python benchmarks/hash_load.py --json hash_load.json
+Prints the tables of docs/hashing.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import pathlib
 import sys
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import measure
 import numpy as np
 
 from tf_basis import hashing
@@ -65,46 +63,52 @@ def moved(method: str, n_rows: int, before: int, after: int) -> float:
 
 
 def print_loads(title: str, loads: list[dict]) -> None:
-    print(f"\n{title}")
-    print(
-        f"{'hash':<18}{'min':>6}{'mean':>8}{'max':>8}{'std':>9}{'empty':>7}{'same':>9}"
-    )
-    for load in loads:
-        print(
-            f"{load['hash']:<18}{load['min']:>6}{load['mean']:>8.2f}{load['max']:>8}"
-            f"{load['std']:>9.2f}{load['empty']:>7}{load['same']:>9.2f}"
-        )
+    headers = ["hash", "min", "mean", "max", "std", "empty", "same"]
+    cells = [
+        [
+            load["hash"],
+            f"{load['min']}",
+            f"{load['mean']:.2f}",
+            f"{load['max']}",
+            f"{load['std']:.2f}",
+            f"{load['empty']}",
+            f"{load['same']:.2f}",
+        ]
+        for load in loads
+    ]
+    print(f"\n{title}\n{measure.format_table(headers, cells)}")
+
+
+def print_moves(shares: dict[str, list[float]]) -> None:
+    first, *later = GROWTH
+    cells = [[name, *(f"{s:.2%}" for s in row)] for name, row in shares.items()]
+    print(f"\nrows of which a bucket changes from B = {first:,} on")
+    print(measure.format_table(["hash", *(f"to {b:,}" for b in later)], cells))
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000, help="rows in use")
-    parser.add_argument("--json", type=pathlib.Path, help="file for the results")
+    default = measure.RESULTS / "hash_load.json"
+    parser.add_argument("--json", type=Path, default=default)
     args = parser.parse_args(argv)
     if args.rows <= max(GROWTH):
         parser.error(f"--rows must be above {max(GROWTH)}, received {args.rows}")
-    result = {"rows": args.rows, "loads": {}, "moved": {}}
+    print("rows per bucket; same: other rows with exactly the buckets of a row")
+    loads = {}
     for name, spacing, buckets in PATTERNS:
-        loads = [
+        loads[name] = [
             load_of(method, args.rows, spacing, buckets)
             for method in (*METHODS, RANDOM)
         ]
         title = f"{name}: {args.rows:,} rows in {buckets:,} buckets"
-        print_loads(
-            f"{title} (rows per bucket; same: rows with the same buckets)", loads
-        )
-        result["loads"][name] = loads
+        print_loads(title, loads[name])
     first, *later = GROWTH
-    print(f"\nrows that move when {first:,} buckets for {args.rows:,} rows become")
-    print(f"{'hash':<18}" + "".join(f"{b:>9,}" for b in later))
-    for method in METHODS:
-        shares = [moved(method, args.rows, first, b) for b in later]
-        print(f"{method:<18}" + "".join(f"{s:>9.2%}" for s in shares))
-        result["moved"][method] = dict(zip(map(str, later), shares))
-    least = [1 - first / b for b in later]
-    print(f"{'least possible':<18}" + "".join(f"{s:>9.2%}" for s in least))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    moves = {m: [moved(m, args.rows, first, b) for b in later] for m in METHODS}
+    moves["least possible"] = [1 - first / b for b in later]
+    print_moves(moves)
+    result = {"rows": args.rows, "buckets": GROWTH, "loads": loads, "moved": moves}
+    measure.write_json(args.json, result)
     return 0
 
 

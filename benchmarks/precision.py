@@ -24,7 +24,6 @@ import measure
 import movielens_ctr
 import movielens_data
 import numpy as np
-import tensorflow as tf
 from comparison import auc, log_loss
 from movielens_features import Features, forget_users, make_features
 
@@ -98,7 +97,7 @@ def train(name: str, features: Features, log: movielens_data.Log, seed: int, arg
         "share_of_adam": share_of_adam(model.optimizer, table),
     }
     print(f"{name}, seed {seed}: AUC {run['auc']:.4f}", flush=True)
-    tf.keras.backend.clear_session()
+    keras.utils.clear_session()
     return run
 
 
@@ -185,7 +184,8 @@ def main(argv: list[str] | None = None) -> int:
     measure.write_json(
         args.json,
         {
-            "settings": {"ratio": RATIO, **vars(args), "json": None},
+            "settings": {k: v for k, v in vars(args).items() if k != "json"},
+            "ratio": RATIO,
             "table_rows": features.n_rows,
             "dim": dim,
             "formats": lines,

@@ -21,37 +21,18 @@ from tf_basis.rules import formats
 MOMENTS = ("float32", "bfloat16", "float16")
 ENERGIES = ("float32", "bfloat16", "log8")
 SHARED = {"momentum": "shared"}
+SGD = {"momentum": 0.9, "momentum_mode": "shared"}
+LOWEST = {"moment_dtype": "bfloat16", "energy_dtype": "log8"}
+STARTED = {"initial_accumulator_value": 0.1, "moment_dtype": "float16"}
 CASES = {
     **{f"adam-{m}": ("BasisAdam", {"moment_dtype": m, **SHARED}) for m in MOMENTS[1:]},
     **{f"adam-energy-{e}": ("BasisAdam", {"energy_dtype": e}) for e in ENERGIES[1:]},
-    "adam-lowest": (
-        "BasisAdam",
-        {"moment_dtype": "bfloat16", "energy_dtype": "log8", "exclusive_rows": 5},
-    ),
-    "adam-double": (
-        "BasisAdam",
-        {"moment_dtype": "bfloat16", "hashing": "double", **SHARED},
-    ),
-    "adam-sequential": (
-        "BasisAdam",
-        {"moment_dtype": "float16", "collision_reduce": "sequential"},
-    ),
-    "adagrad": (
-        "BasisAdagrad",
-        {"moment_dtype": "bfloat16", "energy_dtype": "log8"},
-    ),
-    "adagrad-started": (
-        "BasisAdagrad",
-        {
-            "moment_dtype": "float16",
-            "energy_dtype": "log8",
-            "initial_accumulator_value": 0.1,
-        },
-    ),
-    "sgd": (
-        "BasisSGD",
-        {"momentum": 0.9, "momentum_mode": "shared", "moment_dtype": "bfloat16"},
-    ),
+    "adam-lowest": ("BasisAdam", {"exclusive_rows": 5, **LOWEST}),
+    "adam-double": ("BasisAdam", {"hashing": "double", **SHARED, **LOWEST}),
+    "adam-sequential": ("BasisAdam", {"collision_reduce": "sequential", **LOWEST}),
+    "adagrad": ("BasisAdagrad", LOWEST),
+    "adagrad-started": ("BasisAdagrad", {**STARTED, "energy_dtype": "log8"}),
+    "sgd": ("BasisSGD", {"moment_dtype": "bfloat16", **SGD}),
 }
 
 
@@ -247,10 +228,7 @@ def test_epsilon_is_raised_for_float16(dtype, raised, backend):
 
 @pytest.mark.parametrize(
     "arguments, share",
-    [
-        ({"moment_dtype": "bfloat16", "energy_dtype": "log8"}, 0.0046),
-        ({}, 0.014),
-    ],
+    [(LOWEST, 0.0046), ({}, 0.014)],
 )
 def test_share_of_adam(arguments, share, flavor):
     shape = (50_000, 64)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import (
-    active_flavor,
     assert_same_bits,
     batches_of,
     keras_of,
@@ -38,10 +37,15 @@ ARGUMENTS = {
     "scalar_range": (0.25, 4.0),
     "scalar_rule": "sign",
     "scalar_learning_rate": 0.125,
+    "scalar_frequency_power": 0.5,
     "collision_reduce": "sum",
     "bias_correction": False,
     "hashing": "murmur3",
     "seed": 12345,
+    "moment_dtype": "bfloat16",
+    "energy_dtype": "log8",
+    "stale_decay": True,
+    "table_settings": {"user": {"seed": 5, "exclusive_rows": [8, 2]}},
     "weight_decay": 0.0625,
     "row_clipnorm": 2.5,
     "clipnorm": 1.5,
@@ -55,6 +59,9 @@ SEPARATE = [
     {"loss_scale_factor": 8.0},
     {"gradient_accumulation_steps": 3},
     {"invariant_scalar": None},
+    {"state_budget": "256MB"},
+    {"exclusive_rows": [4, 2, 11]},
+    {"exclusive_rows": "auto"},
 ]
 KERAS3_ONLY = {"loss_scale_factor", "gradient_accumulation_steps"}
 
@@ -86,8 +93,9 @@ def simple(value):
 def test_config_round_trip_of_every_argument(flavor):
     signature = arguments_of(flavor)
     covered = set(ARGUMENTS) | {k for case in SEPARATE for k in case}
-    # `jit_compile` belongs to tf_keras alone; `dense_optimizer` has its own test.
-    assert set(signature) - covered <= {"dense_optimizer", "jit_compile"}
+    # `jit_compile` belongs to tf_keras alone; the others have tests of their own.
+    elsewhere = {"dense_optimizer", "row_frequencies", "jit_compile"}
+    assert set(signature) - covered <= elsewhere
     for name, value in ARGUMENTS.items():
         assert signature[name] != value, f"{name} is tested with its default"
     optimizer = make_optimizer(flavor, **ARGUMENTS)
@@ -107,6 +115,14 @@ def test_config_round_trip_of_separate_arguments(flavor, case):
     restored = round_trip(optimizer)
     assert {k: restored.get_config()[k] for k in case} == case
     assert restored.get_config() == optimizer.get_config()
+
+
+def test_row_frequencies_are_kept_as_the_rows_they_choose(flavor):
+    optimizer = make_optimizer(
+        flavor, exclusive_rows=2, row_frequencies=np.array([1, 9, 3, 9, 0])
+    )
+    for each in (optimizer, round_trip(optimizer)):
+        assert simple(each.get_config()["exclusive_rows"]) == [1, 3]
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "schedule", "tables"])
@@ -249,7 +265,6 @@ def test_checkpoint_restores_optimizer_state(kind, tmp_path):
     assert_same_bits(arrays_of(model), arrays_of(other))
 
 
-@pytest.mark.skipif(active_flavor() != "keras3", reason="tf_keras saves no optimizer")
 @pytest.mark.parametrize("kind", ["exclusive", "dense_optimizer"])
 def test_weights_file_restores_optimizer_state(kind, tmp_path):
     model = train(make_click_model(make_saved_optimizer(kind)), 0, 3)

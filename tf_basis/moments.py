@@ -56,6 +56,11 @@ def aged(rule: BucketRule, state: State, step: int) -> State:
             decay = keep_of(rule, name) ** missed[: len(state[name])].astype(np.float64)
             result[name] = (state[name] * decay[:, None]).astype(np.float32)
     result["bucket_steps"] = np.minimum(steps + missed, LARGEST_COUNT)
+    if "leader_steps" in state:
+        counts = state["leader_steps"].astype(np.int64)
+        counts += np.where(counts > 0, missed, 0)
+        result["leader_steps"] = np.minimum(counts, LARGEST_COUNT)
+    result["last_step"] = np.full_like(state["last_step"], step)
     return result
 
 

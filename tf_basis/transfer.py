@@ -67,7 +67,7 @@ def move_buckets(
     elif new.mapping.owners < new.mapping.num_buckets:
         _mix(old, new, rule, state, now, fresh, step)
     if new.led and old.led:
-        _move_leaders(new, state, fresh, mixed=not splits)
+        _move_leaders(new, state if splits else now, fresh, mixed=not splits)
     return fresh, _energies_of_former_owners(old, new, rule, now)
 
 
@@ -201,10 +201,11 @@ def _mix(old, new, rule, state, now, fresh, step) -> None:
     if "last_step" in fresh:
         values["last_step"] = np.full(shared, step)
     inherits = lowest == highest
+    whole = now if new.led else state  # leaders bring moments of this step
     for name, mixed in values.items():
         array = fresh[name][owners:]
         array[filled] = mixed[filled]
-        array[inherits] = state[name][lowest[inherits]]
+        array[inherits] = whole[name][lowest[inherits]]
 
 
 def _move_leaders(new, state, fresh, mixed: bool) -> None:

@@ -134,24 +134,35 @@ class FamilyTable:
 
     # ---- one step -------------------------------------------------------------
 
-    def step(self, indices, values, learning_rate: float | None = None) -> None:
-        """Apply one sparse gradient (ids may repeat, in any order)."""
+    def step(self, indices, values, learning_rate=None, stored=None) -> None:
+        """Apply one sparse gradient (ids may repeat, in any order).
+
+        `stored` has the moments and energies after this step as another
+        implementation rounded them: rows read these, `exact` keeps the others.
+        """
+        self.stored = stored or {}
+        self.exact = {field: getattr(self, field).copy() for field in self.stored}
         lr = self.h.learning_rate if learning_rate is None else learning_rate
         self.steps += 1
         rows, grads = sum_duplicates(indices, values)
         grads = np.array([self._clip(g) for g in grads]).reshape(grads.shape)
-        touched = np.unique(self.pairs[rows])
-        members = {b: np.any(self.pairs[rows] == b, axis=1) for b in touched}
-        if self.h.stale_decay:
-            for bucket in touched:
-                self._catch_up(bucket)
         if self.h.invariant_scalar == "learned":
             for row, grad in zip(rows, grads, strict=True):
                 self._learn_scalar(row, grad, lr)
-        for bucket, inside in members.items():
+        for bucket in np.unique(self.pairs[rows]):
+            inside = np.any(self.pairs[rows] == bucket, axis=1)
+            if self.h.stale_decay:
+                self._catch_up(bucket)
             self._update_bucket(bucket, rows[inside], grads[inside])
+            self._round("first_moment", bucket)
+            self._round("second_moment", bucket)
         for row, grad in zip(rows, grads, strict=True):
             self._update_row(row, grad, lr)
+
+    def _round(self, field: str, index: int) -> None:
+        if field in self.stored and index < len(self.stored[field]):
+            self.exact[field][index] = getattr(self, field)[index]
+            getattr(self, field)[index] = self.stored[field][index]
 
     def _clip(self, grad: np.ndarray) -> np.ndarray:
         norm, limit = np.sqrt(np.sum(grad * grad)), self.h.row_clipnorm
@@ -166,8 +177,9 @@ class FamilyTable:
         return self.h.beta_1 if moment == "first" else self.h.beta_2
 
     def _catch_up(self, bucket: int) -> None:
-        """The steps a bucket missed, as steps with a zero gradient."""
-        missed = self.steps - 1 - self.last_step[bucket]
+        """The steps missed since a bucket's first, as steps with a zero gradient."""
+        seen = self.bucket_steps[bucket] > 0
+        missed = self.steps - 1 - self.last_step[bucket] if seen else 0
         self.last_step[bucket] = self.steps
         self.first_moment[bucket] *= self._rate("first") ** missed
         self.second_moment[bucket] *= self._rate("second") ** missed
@@ -204,15 +216,16 @@ class FamilyTable:
             self._add("second", bucket, second)
 
     def _vote(self, bucket: int, rows) -> None:
-        if self.leader[bucket] in rows:
-            votes = min(self.leader_votes[bucket] + 1, MOST_VOTES)
-            self.leader_votes[bucket] = votes
-        elif self.leader_votes[bucket] > 0:
-            self.leader_votes[bucket] -= 1
-        else:
-            self.leader[bucket], self.leader_votes[bucket] = rows[0], 1
+        votes = self.leader_votes[bucket]
+        if votes == 0:  # also where the leader itself comes again
+            self.leader[bucket], votes = rows[0], 1
             self.leader_steps[bucket] = 0
             self.first_moment[bucket] = 0
+        elif self.leader[bucket] in rows:
+            votes = min(votes + 1, MOST_VOTES)
+        else:
+            votes -= 1
+        self.leader_votes[bucket] = votes
 
     # ---- reading --------------------------------------------------------------
 
@@ -254,8 +267,8 @@ class FamilyTable:
         a = float(u @ grad)
         rate = h.scalar_learning_rate
         if h.scalar_frequency_power:
-            share = self.row_steps[row] / (self.bucket_steps[buckets[0]] + 1)
-            rate *= share**-h.scalar_frequency_power
+            share = self.row_steps[row] / (np.max(self.bucket_steps[buckets]) + 1)
+            rate *= min(share, 1.0) ** -h.scalar_frequency_power
         if h.scalar_rule == "gradient":
             s = self.scalar[row] + rate * lr * a
         elif h.scalar_rule == "sign":
@@ -270,7 +283,7 @@ class FamilyTable:
     def _row_scalar(self, row: int, grad: np.ndarray) -> float:
         if self.h.invariant_scalar == "learned":
             return self.scalar[row]
-        if self.h.invariant_scalar is None or self._owns(row):
+        if self.h.invariant_scalar is None or row in self.owners:
             return 1.0
         energy, q = np.mean(grad * grad), self.row_energy[row]
         if self.kind == "BasisAdagrad":
@@ -280,7 +293,9 @@ class FamilyTable:
         else:
             q = self.h.scalar_decay * q + (1 - self.h.scalar_decay) * energy
         self.row_energy[row] = q
-        if q == 0:
+        self._round("row_energy", row)
+        q = self.row_energy[row]
+        if q == 0 or self._owns(row):  # a leader may lose its bucket: q goes on
             return 1.0
         s = np.sqrt(np.mean(self._v_hat(row)) / q)
         return s if self.kind == "BasisAdagrad" else np.clip(s, *self.h.scalar_range)

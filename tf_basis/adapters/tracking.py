@@ -23,6 +23,7 @@ def replace_variables(optimizer: Any, variables: Iterable) -> None:
     variables = list(variables)
     with _untracked(optimizer):
         optimizer._variables = variables
+    _forget_children(optimizer)
     if hasattr(optimizer, "_tracker"):  # Keras 3 has a second way to the list
         tracker = optimizer._tracker
         accepts, _ = tracker.config["variables"]
@@ -42,6 +43,7 @@ def rebind(optimizer: Any, old: Any, new: Any) -> None:
             new_key if key == old_key else key: index
             for key, index in optimizer._index_dict.items()
         }
+        _forget_children(optimizer)
         return
     indices = optimizer._trainable_variables_indices
     index = indices.pop(old_key)
@@ -58,6 +60,11 @@ def index_of(optimizer: Any, variable: Any) -> int | None:
     if indices is None:
         indices = getattr(optimizer, "_trainable_variables_indices", {})
     return indices.get(optimizer._var_key(variable))
+
+
+def _forget_children(optimizer: Any) -> None:
+    """tf_keras remembers what a checkpoint of the optimizer holds."""
+    vars(optimizer).pop("_coalesced_children", None)
 
 
 def _untracked(optimizer: Any) -> contextlib.AbstractContextManager:

@@ -12,6 +12,8 @@ import tensorflow as tf
 from tf_basis import budget, engine, growth, hyperparameters
 from tf_basis.ops import dispatch
 from tf_basis.optimizers import selection
+from tf_basis.optimizers.accumulation import AccumulationMixin
+from tf_basis.optimizers.averaging import AveragingMixin
 from tf_basis.optimizers.growing import GrowthMixin
 from tf_basis.optimizers.inspection import InspectionMixin
 from tf_basis.optimizers.saving import SavingMixin
@@ -35,7 +37,9 @@ class _Built:
         self.growth: dict[str, growth.Record] = {}
 
 
-class BasisOptimizerMixin(GrowthMixin, InspectionMixin, SavingMixin):
+class BasisOptimizerMixin(
+    AccumulationMixin, AveragingMixin, GrowthMixin, InspectionMixin, SavingMixin
+):
     """Selects the tables, makes their slots, and routes each gradient.
 
     A subclass is mixed with an adapter (`_keras` is its module) and defines
@@ -80,8 +84,8 @@ class BasisOptimizerMixin(GrowthMixin, InspectionMixin, SavingMixin):
         arguments = selection.own_exclusive_rows(arguments)
         arguments["row_frequencies"] = None  # exclusive_rows has their list now
         arguments["row_frequencies"] = None  # exclusive_rows lists what they chose
-        base = inspect.signature(self._keras.Optimizer.__init__).parameters
-        theirs = {k: arguments.pop(k) for k in list(arguments) if k in base}
+        known = self._keras.ARGUMENTS
+        theirs = {k: arguments.pop(k) for k in list(arguments) if k in known}
         super().__init__(learning_rate, **theirs, **kwargs)
         for name, value in arguments.items():
             setattr(self, name, tuple(value) if isinstance(value, list) else value)

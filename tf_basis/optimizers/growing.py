@@ -118,9 +118,13 @@ class GrowthMixin(ResizingMixin):
         built.layouts[key] = new
 
     def _grow_dense(self, key: str, variable: Any, path: str) -> None:
-        delegated = key in self._basis.delegated
-        if self.use_ema or delegated:
-            why = "a dense_optimizer has its state" if delegated else "use_ema=True"
+        reasons = {
+            "a dense_optimizer has its state": key in self._basis.delegated,
+            "use_ema is set": self.use_ema,
+            "gradient_accumulation_steps is set": self._accumulator is not None,
+        }
+        why = next((why for why, applies in reasons.items() if applies), None)
+        if why:
             raise ValueError(
                 f"new_variable must have the shape of the old one, since {why}, "
                 f"received '{path}' of shape {tuple(variable.shape)}"

@@ -59,7 +59,7 @@ class MigrationMixin:
                 )
         if built.delegated:
             self._check_adam("dense_optimizer", self.dense_optimizer)
-        step = int(tf.convert_to_tensor(adam.iterations))
+        step = self._updates_of("adam", adam)
         for key, variable in built.variables.items():
             source = self._adam_slots(adam, variable)
             if key in built.layouts:
@@ -71,7 +71,7 @@ class MigrationMixin:
             for name, slot in target.items():
                 slot.assign(tf.convert_to_tensor(source[name]))
         for optimizer in [self, self.dense_optimizer] if built.delegated else [self]:
-            optimizer._iterations.assign(tf.convert_to_tensor(adam._iterations))
+            optimizer._iterations.assign(step * self._counts_per_update(optimizer))
 
     def to_adam(self) -> Any:
         """A Keras Adam that goes on where this optimizer is.
@@ -102,7 +102,7 @@ class MigrationMixin:
                 built.variables.values(), key=lambda v: tracking.index_of(self, v)
             )
             adam.build(variables)
-        step = int(tf.convert_to_tensor(self.iterations))
+        step = self._updates_of("the optimizer", self)
         for key, variable in built.variables.items():
             target = self._adam_slots(adam, variable)
             if key in built.layouts:
@@ -113,7 +113,7 @@ class MigrationMixin:
                 source = self._adam_slots(self.dense_optimizer, variable)
             for name, slot in target.items():
                 slot.assign(tf.convert_to_tensor(source[name]))
-        adam._iterations.assign(tf.convert_to_tensor(self._iterations))
+        adam._iterations.assign(step * self._counts_per_update(adam))
         return adam
 
     def _keras_module(self) -> Any:
@@ -132,20 +132,30 @@ class MigrationMixin:
                     f"{what} must be built: call build(trainable_variables) or train "
                     f"a step first, received {adam!r}"
                 )
-        accumulates = getattr(adam, "gradient_accumulation_steps", None)
-        if accumulates != getattr(self, "gradient_accumulation_steps", None) or (
-            accumulates and int(tf.convert_to_tensor(adam._iterations)) % accumulates
-        ):
-            raise ValueError(
-                f"{what} must be between two updates and accumulate as many gradients "
-                "as this optimizer, received gradient_accumulation_steps="
-                f"{accumulates!r}"
-            )
         if adam.use_ema:
             raise ValueError(
                 f"{what} must have use_ema=False: averages of variables are not "
                 "converted, received use_ema=True"
             )
+
+    def _counts_per_update(self, optimizer: Any) -> int:
+        """Keras 3 counts the batches of an accumulated update, tf_keras updates."""
+        steps = getattr(optimizer, "gradient_accumulation_steps", None)
+        return steps if steps and hasattr(optimizer, "_tracker") else 1
+
+    def _updates_of(self, what: str, optimizer: Any) -> int:
+        counts = int(tf.convert_to_tensor(optimizer._iterations))
+        updates, batches = divmod(counts, self._counts_per_update(optimizer))
+        counter = getattr(getattr(optimizer, "_accumulator", None), "counter", None)
+        if counter is not None:
+            batches = int(tf.convert_to_tensor(counter))
+        if batches:
+            raise ValueError(
+                f"{what} must be between two updates, received one that has "
+                f"accumulated {batches} of {optimizer.gradient_accumulation_steps} "
+                "gradients"
+            )
+        return updates
 
     def _adam_slots(self, adam: Any, variable: Any) -> dict[str, tf.Variable]:
         index = tracking.index_of(adam, variable)

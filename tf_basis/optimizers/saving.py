@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tf_basis import growth
 
@@ -66,14 +67,20 @@ class SavingMixin:
                 f"optimizer '{self.name}' must be built before its state is set: "
                 "call build(trainable_variables) first"
             )
-        expected = [tuple(v.shape) for v in variables]
+        # Buffers of accumulated gradients take any number of rows.
+        expected = [self._keras.tensorflow_variable(v).shape for v in variables]
         received = [tuple(np.shape(v)) for v in values]
-        if expected != received:
+        if len(expected) != len(received) or not all(
+            e.is_compatible_with(r) for e, r in zip(expected, received)
+        ):
             raise ValueError(
                 f"optimizer '{self.name}' cannot take this state: its variables have "
-                f"the shapes {expected}, the state {received}"
+                f"the shapes {[tuple(e) for e in expected]}, the state {received}"
             )
         for variable, value in zip(variables, values):
+            value = np.asarray(value)
+            if value.dtype.kind == "V":  # what HDF5 makes of bfloat16
+                value = value.view(tf.bfloat16.as_numpy_dtype)
             variable.assign(value)
 
 

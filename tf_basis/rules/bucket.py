@@ -99,14 +99,20 @@ def table_step(
     if rule.invariant_scalar == "learned":
         state = _learn(rule, state, g, groups.segments, follows, learning_rate)
     first_from = second_from = groups.is_member
+    missed = _missed_steps(state, step)
     if state.leader is not None:
-        state, leads, owned = _vote(state, groups)
+        state, leads, owned = _vote(state, groups, missed)
         first_from = leads
         second_from &= leads | ~tf.gather(owned, groups.member_of)
         owner = follows = _leads_row(state, groups) & tf.gather(
             owned, groups.segments[:, 0]
         )
-    state = _update_buckets(rule, state, g, groups, first_from, second_from, step, store)
+    state = _update_buckets(
+        rule, state, g, groups, first_from, second_from, missed, store
+    )
+    if state.last_step is not None:
+        now = tf.cast(tf.minimum(step, tf.int32.max), tf.int32)
+        state = state._replace(last_step=tf.fill(tf.shape(state.last_step), now))
 
     segments = groups.segments
     steps = tf.reduce_max(tf.gather(state.bucket_steps, segments), axis=1)
@@ -159,7 +165,16 @@ def _clip_rows(gradients: tf.Tensor, clipnorm: float) -> tf.Tensor:
     return tf.where(norm > clipnorm, clipped, gradients)
 
 
-def _vote(state: TableState, groups: RowGroups):
+def _missed_steps(state: TableState, step: tf.Tensor) -> tf.Tensor | None:
+    """[S] int32: steps that a bucket with stale decay was not touched in."""
+    if state.last_step is None:
+        return None
+    now = tf.cast(tf.minimum(step, tf.int32.max), tf.int32)
+    missed = tf.maximum(now - state.last_step - 1, 0)
+    return tf.where(state.bucket_steps > 0, missed, 0)
+
+
+def _vote(state: TableState, groups: RowGroups, missed: tf.Tensor | None):
     """The state after the votes; [E] whether a member leads its bucket; [S] owned."""
     n_buckets = tf.shape(state.bucket_steps, tf.int64)[0]
     member_of = groups.member_of
@@ -182,7 +197,10 @@ def _vote(state: TableState, groups: RowGroups):
     votes = tf.where(replaced, 1, votes)
     leads = groups.is_member & (member_rows == tf.gather(leader, member_of))
     leads &= tf.gather(present | replaced, member_of)
-    steps = tf.where(replaced, 0, state.leader_steps)
+    steps = state.leader_steps
+    if missed is not None:
+        steps = tf.where(steps > 0, _saturating_add(steps, missed), steps)
+    steps = tf.where(replaced, 0, steps)
     steps = tf.where(per_bucket(leads), _saturating_add(steps, tf.ones_like(steps)), steps)
     first = state.first_moment
     if first is not None:
@@ -199,7 +217,7 @@ def _leads_row(state: TableState, groups: RowGroups) -> tf.Tensor:
 
 
 def _update_buckets(
-    rule, state, g, groups, first_from, second_from, step, store
+    rule, state, g, groups, first_from, second_from, missed, store
 ) -> TableState:
     """Counters and moments after the step.
 
@@ -214,16 +232,13 @@ def _update_buckets(
     g = tf.gather(g, groups.members)
     count = per_bucket(tf.cast(second_from, tf.int32))
     first, second = state.first_moment, state.second_moment
-    steps, last_step = state.bucket_steps, state.last_step
-    if last_step is not None:
-        step = tf.cast(tf.minimum(step, tf.int32.max), tf.int32)
-        missed = tf.where(steps > 0, tf.maximum(step - last_step - 1, 0), 0)
+    steps = state.bucket_steps
+    if missed is not None:
         if first is not None:
             first *= tf.cast(_power(rule.first[0], missed), tf.float32)[:, None]
         if second is not None:
             second *= tf.cast(_power(rule.second[0], missed), tf.float32)[:, None]
         steps = _saturating_add(steps, missed)
-        last_step = tf.fill(tf.shape(last_step), step)
 
     if rule.collision_reduce == "sequential":
         # Applying x <- keep * x + take * g once a row, in order, is one decay by
@@ -264,7 +279,6 @@ def _update_buckets(
         first_moment=first,
         second_moment=second,
         bucket_steps=steps,
-        last_step=last_step,
     )
 
 

@@ -100,12 +100,12 @@ def _round(x, random, mantissa_bits, min_exponent, largest) -> tf.Tensor:
 
 def _encode_log8(x: tf.Tensor, random: tf.Tensor) -> tf.Tensor:
     levels = tf.constant(LOG8_LEVELS)
+    # Clipped from below too: a positive number never becomes 0, "not seen yet".
     inside = tf.clip_by_value(x, LOG8_LEVELS[1], LOG8_LEVELS[254])
     code = tf.searchsorted(levels, inside, side="right") - 1
     low, high = tf.gather(levels, code), tf.gather(levels, tf.minimum(code + 1, 255))
     chance = tf.cast(tf.bitwise.right_shift(random, 8), tf.float32) * 2.0**-24
     up = chance < (tf.minimum(x, high) - low) / (high - low)
     code = tf.where(up, code + 1, code)
-    code = tf.where(x < LOG8_LEVELS[1], 1, code)  # never 0: that is "not seen yet"
     code = tf.where(x >= LOG8_LEVELS[255], 255, code)
     return tf.cast(tf.where(x > 0, code, 0), tf.uint8)

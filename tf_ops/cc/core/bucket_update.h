@@ -153,26 +153,28 @@ class BucketStepper {
                                  : nullptr;
     float* v =
         state_.second_moment ? state_.second_moment.Open(b, Scratch(1)) : nullptr;
+    const int64_t missed = Missed(b);
     if (state_.last_step != nullptr) {
-      int32_t& last = state_.last_step[b];
-      const int64_t missed =
-          steps > 0 ? std::max<int64_t>(rule_.step - last - 1, 0) : 0;
-      if (missed > 0) {
-        if (m != nullptr) Scale(m, IntegerPower(rule_.first_keep, missed), dim_);
-        if (v != nullptr) Scale(v, IntegerPower(rule_.second_keep, missed), dim_);
-        steps = SaturatingAdd(steps, missed);
+      if (m != nullptr && missed > 0) {
+        Scale(m, IntegerPower(rule_.first_keep, missed), dim_);
       }
-      last = static_cast<int32_t>(std::min<int64_t>(
+      if (v != nullptr && missed > 0) {
+        Scale(v, IntegerPower(rule_.second_keep, missed), dim_);
+      }
+      steps = SaturatingAdd(steps, missed);
+      state_.last_step[b] = static_cast<int32_t>(std::min<int64_t>(
           rule_.step, std::numeric_limits<int32_t>::max()));
     }
     const bool sequential = rule_.reduce == CollisionReduce::kSequential;
     steps = SaturatingAdd(steps, sequential ? count : std::min<int64_t>(count, 1));
     if (sequential) {
-      for (int64_t k = 0; m != nullptr && k < first_count; ++k) {
-        Take(m, rule_.first_keep, rule_.first_take, first_g[k], dim_);
+      if (m != nullptr) {
+        TakeInOrder(m, rule_.first_keep, rule_.first_take, first_g, first_count,
+                    /*square=*/false);
       }
-      for (int64_t k = 0; v != nullptr && k < count; ++k) {
-        TakeSquare(v, rule_.second_keep, rule_.second_take, g[k], dim_);
+      if (v != nullptr) {
+        TakeInOrder(v, rule_.second_keep, rule_.second_take, g, count,
+                    /*square=*/true);
       }
     } else {
       if (m != nullptr && first_count > 0) {
@@ -292,12 +294,37 @@ class BucketStepper {
                                     : state_.bucket_steps[bucket];
   }
 
+  // Steps of the optimizer that a bucket with stale decay was not touched in.
+  int64_t Missed(int64_t bucket) const {
+    if (state_.last_step == nullptr || state_.bucket_steps[bucket] == 0) return 0;
+    return std::max<int64_t>(rule_.step - state_.last_step[bucket] - 1, 0);
+  }
+
+  // moment <- keep * moment + take * x once for each row, as one sum.
+  void TakeInOrder(float* moment, double keep, double take,
+                   const float* const* g, int64_t count, bool square) {
+    double* sum = sum_.data();
+    std::fill_n(sum, dim_, 0.0);
+    for (int64_t k = 0; k < count; ++k) {
+      const double weight = take * IntegerPower(keep, count - 1 - k);
+      for (int64_t j = 0; j < dim_; ++j) {
+        const double x = g[k][j];
+        sum[j] += weight * (square ? x * x : x);
+      }
+    }
+    const double kept = IntegerPower(keep, count);
+    for (int64_t j = 0; j < dim_; ++j) {
+      moment[j] = static_cast<float>(moment[j] * kept + sum[j]);
+    }
+  }
+
   // A step on a bucket whose owner is found during training.
   void UpdateLedBucket(const TouchedBucket& bucket, const int64_t* members) {
     const int64_t b = bucket.bucket;
     int64_t& leader = state_.leader[b];
     int32_t& votes = state_.leader_votes[b];
     int32_t& first_steps = state_.leader_steps[b];
+    if (first_steps > 0) first_steps = SaturatingAdd(first_steps, Missed(b));
     int64_t at = bucket.count;  // the leader among the members
     for (int64_t k = 0; k < bucket.count; ++k) {
       if (votes > 0 && groups_.rows[members[k]].row == leader) at = k;

@@ -128,16 +128,13 @@ class Log8 {
   static uint8_t Encode(float x, uint32_t random) {
     if (!(x > 0.0f)) return 0;
     if (x >= Decode(kMost)) return kMost;
-    int code = 0;
-    if (x >= Decode(1)) {
-      const int exponent = static_cast<int>((BitsOf(x) >> 23) & 0xff) - 127;
-      code = 4 * (exponent + 50) + 1;
-      while (x >= Decode(code + 1)) ++code;
-    }
+    // A positive number never becomes 0, which means "not seen yet".
+    if (x < Decode(1)) return 1;
+    const int exponent = static_cast<int>((BitsOf(x) >> 23) & 0xff) - 127;
+    int code = 4 * (exponent + 50) + 1;
+    while (x >= Decode(code + 1)) ++code;
     const float low = Decode(code), high = Decode(code + 1);
     const float chance = static_cast<float>(random >> 8) * FromBits((127 - 24) << 23);
-    // A positive number never becomes 0, which means "not seen yet".
-    if (code == 0) return 1;
     return static_cast<uint8_t>(chance < (x - low) / (high - low) ? code + 1
                                                                   : code);
   }

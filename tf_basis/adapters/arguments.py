@@ -1,0 +1,52 @@
+"""Arguments that an optimizer base takes, checked alike on each Keras flavour."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tf_basis import hyperparameters
+
+_RULES = {
+    "gradient_accumulation_steps": hyperparameters.integer(
+        "of at least 2", lambda v: v >= 2, optional=True
+    ),
+    "loss_scale_factor": hyperparameters.real(
+        "above 0", lambda v: v > 0, optional=True
+    ),
+}
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+
+
+def check(
+    flavor: str,
+    received: Mapping[str, Any],
+    known: Collection[str],
+    advice: Mapping[str, str],
+) -> None:
+    """Refuses arguments that this flavour of Keras does not have.
+
+    Args:
+      flavor: the name of the flavour, for messages.
+      received: the arguments of the optimizer base, by name.
+      known: the names it takes.
+      advice: what to do instead, for unknown names that users are likely to try.
+
+    Raises:
+      TypeError: a name is unknown; the message names it.
+      ValueError: a value breaks its rule, or two clipping arguments are given.
+    """
+    for name, value in received.items():
+        if name not in known:
+            hint = advice.get(name, f"{flavor} takes {', '.join(sorted(known))}")
+            raise TypeError(
+                f"{name} must not be given: optimizers on {flavor} do not have it "
+                f"({hint}), received {name}={value!r}"
+            )
+        if name in _RULES and not _RULES[name].accepts(value):
+            raise ValueError(f"{name} must be {_RULES[name].words}, received {value!r}")
+    clipping = {k: received[k] for k in _CLIPPING if received.get(k) is not None}
+    if len(clipping) > 1:
+        raise ValueError(
+            f"only one of {', '.join(_CLIPPING)} may be given, received {clipping}"
+        )
