@@ -16,6 +16,7 @@ from helpers import (
     make_variable,
     optimizer_arrays,
     random_batch,
+    state_of,
     to_numpy,
     variables_of,
 )
@@ -126,6 +127,9 @@ class Problem:
             rng = np.random.default_rng(number)
             self.step(random_batch(rng, *self.shape, 30))
         return self
+
+    def table_arrays(self):
+        return state_of(self.optimizer, self.table)
 
     def arrays(self):
         return optimizer_arrays(self.optimizer, self.variables)
@@ -342,21 +346,17 @@ def test_no_trace_after_the_first_step(flavor, case):
 def test_function_equals_eager(flavor, case):
     eager, graph = Problem(case, flavor), Problem(case, flavor)
     graph.apply = tf.function(graph.apply, reduce_retracing=True)
-    assert_same_bits(*(p.train(0, 4).arrays() for p in (eager, graph)))
+    # The table and its state: Keras's dense rules differ in the last bit in a graph.
+    assert_same_bits(*(p.train(0, 4).table_arrays() for p in (eager, graph)))
 
 
 @case
 def test_op_equals_twin(case):
-    if CASES[case][1].get("collision_reduce") == "sequential":
-        rtol = 1e-5
-    else:
-        rtol = 0
     arrays = []
     for mode in BACKENDS.values():
         with loader.use(mode):
             arrays.append(Problem(case, "keras3").train(0, 4).arrays())
-    for key, value in arrays[0].items():
-        np.testing.assert_allclose(arrays[1][key], value, rtol=rtol, err_msg=key)
+    assert_same_bits(*arrays)
 
 
 @case
@@ -366,10 +366,8 @@ def test_constant_schedule_equals_constant_rate(flavor, case):
     constant = schedules.PiecewiseConstantDecay([2], [rate, rate])
     fixed = Problem(case, flavor).train(0, 4)
     scheduled = Problem(case, flavor, learning_rate=constant).train(0, 4)
-    for one, other in zip(fixed.variables, scheduled.variables):
-        np.testing.assert_array_equal(to_numpy(one), to_numpy(other))
-    states = [p.optimizer.table_state(p.table) for p in (fixed, scheduled)]
-    assert_same_bits(*states)
+    assert_same_bits(fixed.table_arrays(), scheduled.table_arrays())
+    np.testing.assert_array_equal(to_numpy(fixed.dense), to_numpy(scheduled.dense))
 
 
 # ---- saving ------------------------------------------------------------------------

@@ -105,10 +105,11 @@ def test_checkpoint_resumes_between_updates(kind, tmp_path):
 
 def test_checkpoint_is_restored_into_an_optimizer_that_is_built_later(tmp_path):
     model = train(make_model(), 0, STEPS + 2)
-    path = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "ckpt"))
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = checkpoint.write(str(tmp_path / "ckpt"))
     other = make_model()
-    other.set_weights(model.get_weights())
-    status = tf.train.Checkpoint(optimizer=other.optimizer).read(path)
+    checkpoint = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+    status = checkpoint.read(path)
     other.optimizer.build(other.trainable_variables)
     status.assert_existing_objects_matched()
     assert_same_bits(arrays_of(model), arrays_of(other))
