@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,13 @@ RATIOS = {
     "op / memory copy": (OP, COPY),
 }
 GROWTH = "op / op on the next smaller table"
-# ratio: (rows it is for, at least or at most, value)
+STATE = "state bytes: BasisAdam / Adam"
+# ratio: (rows it is for, at least or at most, value); for the default arguments
 GOALS = {
     "Keras Adam / op": (2_000_000, ">=", 200),
     "pure TF / op": (2_000_000, ">=", 3),
     GROWTH: (10_000_000, "<=", 1.2),
+    STATE: (2_000_000, "<=", 0.014),
 }
 
 
@@ -138,8 +141,12 @@ def ratios(tables: list[Table]) -> list[dict[str, Any]]:
         }
         if i > 0:
             pairs[GROWTH] = table.contenders[OP], tables[i - 1].contenders[OP]
-        for name, (above, below) in pairs.items():
-            value = measure.ratio(above, below) if above and below else None
+        values = {
+            name: measure.ratio(above, below) if above and below else None
+            for name, (above, below) in pairs.items()
+        }
+        values[STATE] = table.state_bytes[OP] / (2 * table.table_bytes)
+        for name, value in values.items():
             entry = {"rows": table.rows, "ratio": name, "value": value}
             rows, sense, bound = GOALS.get(name, (None, "", 0))
             if rows == table.rows and value is not None:
@@ -202,7 +209,7 @@ def print_report(document: dict[str, Any]) -> None:
             if "goal" in x
         ]
         lines.append([name, *cells, *(goals or [""])])
-    headers = ["ratio of times", *(f"{n:,}" for n in columns), "goal"]
+    headers = ["ratio", *(f"{n:,}" for n in columns), "goal"]
     print("\n" + measure.format_table(headers, lines, left=[0, len(headers) - 1]))
 
 
@@ -239,7 +246,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
     tf.config.threading.set_inter_op_parallelism_threads(arguments.threads)
@@ -273,7 +280,8 @@ def main(argv: list[str] | None = None) -> None:
     document["peak_memory_bytes"] = measure.peak_memory_bytes()
     print_report(document)
     measure.write_json(arguments.json, document)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -147,7 +147,9 @@ def row_mapping(
 def all_buckets(mapping: hash_ops.RowMapping) -> np.ndarray:
     """The buckets of all rows of a table: [N], or (double) [N, 2]."""
     with tf.init_scope():
-        return hash_ops.map_rows(tf.range(mapping.n_rows, dtype=tf.int64), mapping).numpy()
+        return hash_ops.map_rows(
+            tf.range(mapping.n_rows, dtype=tf.int64), mapping
+        ).numpy()
 
 
 def load_statistics(buckets: Any, num_buckets: int) -> dict[str, float]:

@@ -46,9 +46,7 @@ def real(words: str, accepts: Callable[[float], bool], optional: bool = False) -
     )
 
 
-def integer(
-    words: str, accepts: Callable[[int], bool], optional: bool = False
-) -> Rule:
+def integer(words: str, accepts: Callable[[int], bool], optional: bool = False) -> Rule:
     """An integer, or None where `optional`."""
     prefix = "None or an integer" if optional else "an integer"
     return Rule(

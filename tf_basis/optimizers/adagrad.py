@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from tf_basis import engine, hyperparameters
 from tf_basis.optimizers.base import BasisOptimizerMixin
@@ -52,7 +52,7 @@ class BasisAdagradMixin(BasisOptimizerMixin):
     JMLR 2011.
     """
 
-    _rules = {"invariant_scalar": hyperparameters.choice("energy", None)}
+    _rules: ClassVar = {"invariant_scalar": hyperparameters.choice("energy", None)}
 
     def __init__(
         self,

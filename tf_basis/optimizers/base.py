@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -48,7 +48,7 @@ class BasisOptimizerMixin(
 
     _keras: Any
     # Rules of arguments that mean something else here than elsewhere.
-    _rules: dict[str, hyperparameters.Rule] = {}
+    _rules: ClassVar[dict[str, hyperparameters.Rule]] = {}
 
     def _initialize(self, arguments: dict[str, Any]) -> None:
         """`__init__` of a subclass passes its `locals()` here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from tf_basis import hyperparameters
 from tf_basis.optimizers.base import BasisOptimizerMixin
@@ -57,7 +57,7 @@ class BasisSGDMixin(BasisOptimizerMixin):
     initialization and momentum in deep learning", ICML 2013.
     """
 
-    _rules = {
+    _rules: ClassVar = {
         "momentum": hyperparameters.real("in [0, 1)", lambda v: 0 <= v < 1),
         "momentum_mode": hyperparameters.RULES["momentum"],
         "invariant_scalar": hyperparameters.choice("learned", None),
@@ -128,7 +128,12 @@ class BasisSGDMixin(BasisOptimizerMixin):
     def _dense_rule(self, learning_rate):
         def rule(variable, gradient, momentum=None):
             new = sgd.dense_step(
-                variable, gradient, momentum, learning_rate, self.momentum, self.nesterov
+                variable,
+                gradient,
+                momentum,
+                learning_rate,
+                self.momentum,
+                self.nesterov,
             )
             return new if self.momentum else new[:1]
 

@@ -201,7 +201,9 @@ def _vote(state: TableState, groups: RowGroups, missed: tf.Tensor | None):
     if missed is not None:
         steps = tf.where(steps > 0, _saturating_add(steps, missed), steps)
     steps = tf.where(replaced, 0, steps)
-    steps = tf.where(per_bucket(leads), _saturating_add(steps, tf.ones_like(steps)), steps)
+    steps = tf.where(
+        per_bucket(leads), _saturating_add(steps, tf.ones_like(steps)), steps
+    )
     first = state.first_moment
     if first is not None:
         first = tf.where(replaced[:, None], tf.zeros_like(first), first)

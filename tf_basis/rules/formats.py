@@ -16,14 +16,8 @@ TABLE, FIRST_MOMENT, SECOND_MOMENT, ROW_SCALAR = range(4)
 _MASK = 0xFFFFFFFF
 _QUARTERS = np.array([1.0, 1.18920712, 1.41421354, 1.68179283], np.float32)
 # Code 0 is 0, code c is 2^((c - 1) / 4 - 50): an 8-bit logarithm.
-LOG8_LEVELS = np.concatenate(
-    [
-        np.zeros(1, np.float32),
-        (
-            np.exp2(np.arange(64, dtype=np.float32) - 50)[:, None] * _QUARTERS
-        ).ravel()[:255],
-    ]
-).astype(np.float32)
+_OCTAVES = np.exp2(np.arange(64, dtype=np.float32) - 50)
+LOG8_LEVELS = np.float32([0.0, *(_OCTAVES[:, None] * _QUARTERS).ravel()[:255]])
 
 
 def nearest_log8(value: float) -> int:

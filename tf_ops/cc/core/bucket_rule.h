@@ -20,7 +20,7 @@ struct BucketRule {
   CollisionReduce reduce = CollisionReduce::kMean;
   bool bias_correction = false;  // divide moments by 1 - keep^steps
   bool nesterov = false;         // direction g + keep * M
-  bool stale_decay = false;      // moments decay in steps that missed the bucket
+  bool stale_decay = false;  // moments decay in steps that missed the bucket
   double learning_rate = 0;
   double first_keep = 0, first_take = 0;    // M <- keep * M + take * g
   double second_keep = 0, second_take = 0;  // V <- keep * V + take * g^2
@@ -35,9 +35,9 @@ struct BucketRule {
   uint32_t seed = 0;           // of stochastic rounding
 };
 
-// A bucket's leader is the row that came in most of the bucket's recent steps: it
-// gains a vote in a step it is in and loses one in another; without votes the first
-// row of the step takes over. With enough votes it owns the bucket.
+// A bucket's leader is the row that came in most of the bucket's recent steps:
+// it gains a vote in a step it is in and loses one in another; without votes
+// the first row of the step takes over. With enough votes it owns the bucket.
 struct Leaders {
   static constexpr int32_t kVotesToOwn = 8;
   static constexpr int32_t kMostVotes = 64;
@@ -45,11 +45,11 @@ struct Leaders {
 
 struct TableState {
   int64_t dim = 0;
-  int64_t owners = 0;             // buckets below this belong to one row each
-  int64_t first_moment_rows = 0;  // buckets below this have a first moment
-  Rows table;                     // [n_rows, dim]
-  Rows first_moment;              // [first_moment_rows, dim], or none
-  Rows second_moment;             // [num_buckets, dim], or none
+  int64_t owners = 0;               // buckets below this belong to one row each
+  int64_t first_moment_rows = 0;    // buckets below this have a first moment
+  Rows table;                       // [n_rows, dim]
+  Rows first_moment;                // [first_moment_rows, dim], or none
+  Rows second_moment;               // [num_buckets, dim], or none
   int32_t* bucket_steps = nullptr;  // [num_buckets]
   int32_t* last_step = nullptr;     // [num_buckets], for stale_decay
   Numbers row_scalar;  // [n_rows] energies or learned scalars, or none

@@ -1,6 +1,6 @@
 // One step on the touched rows and buckets of one table, in place.
-// The rule is written down in docs/basis_adam.md; tf_basis/rules/bucket.py is the
-// pure-TensorFlow twin, operation by operation, so that the bits agree.
+// The rule is written down in docs/basis_adam.md; tf_basis/rules/bucket.py is
+// the pure-TensorFlow twin, operation by operation, so that the bits agree.
 #ifndef TF_BASIS_CORE_BUCKET_UPDATE_H_
 #define TF_BASIS_CORE_BUCKET_UPDATE_H_
 
@@ -30,8 +30,8 @@ inline int32_t SaturatingAdd(int32_t a, int64_t b) {
 }
 
 // Works on one bucket or row at a time; one per thread, since it owns scratch
-// memory. With one bucket a row, UpdateBucketAndRows does all in one visit. With
-// two, all rows learn, then all buckets move, then all rows.
+// memory. With one bucket a row, UpdateBucketAndRows does all in one visit.
+// With two, all rows learn, then all buckets move, then all rows.
 class BucketStepper {
  public:
   BucketStepper(const BucketRule& rule, const TableState& state,
@@ -89,7 +89,8 @@ class BucketStepper {
     }
   }
 
-  // The gradient of a row: where it lies if it came once, else its sum in `own`.
+  // The gradient of a row: where it lies if it came once, else its sum in
+  // `own`.
   const float* SumDuplicates(const TouchedRow& row, float* own) {
     const float* only = Value(groups_.positions[row.first]);
     const bool clip = rule_.row_clipnorm > 0;
@@ -135,24 +136,24 @@ class BucketStepper {
         s += rate * ((agreement > 0) - (agreement < 0));
         break;
       case ScalarRule::kLog:
-        s *= std::exp(rate * agreement /
-                      (std::sqrt(preview_square_ * SquaredNorm(g, dim_)) +
-                       1e-30));
+        s *= std::exp(
+            rate * agreement /
+            (std::sqrt(preview_square_ * SquaredNorm(g, dim_)) + 1e-30));
         break;
     }
     state_.row_scalar.Write(row.row, static_cast<float>(ClipScalar(s)),
                             Key(kRowScalarSlot, row.row, 0));
   }
 
-  // Moves the counters and moments of a bucket: the first moment by `first_count`
-  // gradients, the second by `count`.
+  // Moves the counters and moments of a bucket: the first moment by
+  // `first_count` gradients, the second by `count`.
   void UpdateBucket(int64_t b, const float* const* first_g, int64_t first_count,
                     const float* const* g, int64_t count) {
     int32_t& steps = state_.bucket_steps[b];
-    float* m = HasFirstMoment(b) ? state_.first_moment.Open(b, Scratch(0))
-                                 : nullptr;
-    float* v =
-        state_.second_moment ? state_.second_moment.Open(b, Scratch(1)) : nullptr;
+    float* m =
+        HasFirstMoment(b) ? state_.first_moment.Open(b, Scratch(0)) : nullptr;
+    float* v = state_.second_moment ? state_.second_moment.Open(b, Scratch(1))
+                                    : nullptr;
     const int64_t missed = Missed(b);
     if (state_.last_step != nullptr) {
       if (m != nullptr && missed > 0) {
@@ -162,11 +163,12 @@ class BucketStepper {
         Scale(v, IntegerPower(rule_.second_keep, missed), dim_);
       }
       steps = SaturatingAdd(steps, missed);
-      state_.last_step[b] = static_cast<int32_t>(std::min<int64_t>(
-          rule_.step, std::numeric_limits<int32_t>::max()));
+      state_.last_step[b] = static_cast<int32_t>(
+          std::min<int64_t>(rule_.step, std::numeric_limits<int32_t>::max()));
     }
     const bool sequential = rule_.reduce == CollisionReduce::kSequential;
-    steps = SaturatingAdd(steps, sequential ? count : std::min<int64_t>(count, 1));
+    steps =
+        SaturatingAdd(steps, sequential ? count : std::min<int64_t>(count, 1));
     if (sequential) {
       if (m != nullptr) {
         TakeInOrder(m, rule_.first_keep, rule_.first_take, first_g, first_count,
@@ -207,8 +209,9 @@ class BucketStepper {
     double c1 = Correction(rule_.first_keep, FirstSteps(b));
     const float* m =
         follows_ ? state_.first_moment.Open(b, Scratch(0)) : nullptr;
-    const float* v =
-        state_.second_moment ? state_.second_moment.Open(b, Scratch(1)) : nullptr;
+    const float* v = state_.second_moment
+                         ? state_.second_moment.Open(b, Scratch(1))
+                         : nullptr;
     float c2 = static_cast<float>(Correction(rule_.second_keep, steps_));
     if (row.num_buckets == 2) {
       const int64_t other = row.buckets[1];
@@ -216,8 +219,8 @@ class BucketStepper {
       if (m != nullptr) {
         const float* m2 = state_.first_moment.Open(other, Scratch(2));
         const float d1 = static_cast<float>(c1);
-        const float d2 = static_cast<float>(
-            Correction(rule_.first_keep, other_steps));
+        const float d2 =
+            static_cast<float>(Correction(rule_.first_keep, other_steps));
         float* mean = Scratch(4);
         for (int64_t j = 0; j < dim_; ++j) {
           mean[j] = 0.5f * (m[j] * d1 + m2[j] * d2);
@@ -227,8 +230,8 @@ class BucketStepper {
       }
       if (v != nullptr) {
         const float* v2 = state_.second_moment.Open(other, Scratch(3));
-        const float e2 = static_cast<float>(
-            Correction(rule_.second_keep, other_steps));
+        const float e2 =
+            static_cast<float>(Correction(rule_.second_keep, other_steps));
         float* least = denominator_.data();  // v_hat until it is turned below
         for (int64_t j = 0; j < dim_; ++j) {
           least[j] = std::min(v[j] * c2, v2[j] * e2);
@@ -284,7 +287,9 @@ class BucketStepper {
   }
 
  private:
-  const float* Value(int64_t position) const { return values_ + position * dim_; }
+  const float* Value(int64_t position) const {
+    return values_ + position * dim_;
+  }
 
   float* Scratch(int i) { return scratch_.data() + i * dim_; }
 
@@ -296,7 +301,8 @@ class BucketStepper {
 
   // Steps of the optimizer that a bucket with stale decay was not touched in.
   int64_t Missed(int64_t bucket) const {
-    if (state_.last_step == nullptr || state_.bucket_steps[bucket] == 0) return 0;
+    if (state_.last_step == nullptr || state_.bucket_steps[bucket] == 0)
+      return 0;
     return std::max<int64_t>(rule_.step - state_.last_step[bucket] - 1, 0);
   }
 
@@ -368,7 +374,8 @@ class BucketStepper {
   }
 
   double Correction(double keep, int64_t steps) const {
-    return rule_.bias_correction ? 1.0 / (1.0 - IntegerPower(keep, steps)) : 1.0;
+    return rule_.bias_correction ? 1.0 / (1.0 - IntegerPower(keep, steps))
+                                 : 1.0;
   }
 
   double ClipScalar(double s) const {
@@ -389,8 +396,9 @@ class BucketStepper {
         for (int64_t j = 0; j < dim_; ++j) sum[j] += x[j];
       }
     }
-    const double divisor =
-        rule_.reduce == CollisionReduce::kMean ? static_cast<double>(count) : 1.0;
+    const double divisor = rule_.reduce == CollisionReduce::kMean
+                               ? static_cast<double>(count)
+                               : 1.0;
     float* out = reduced_.data();
     for (int64_t j = 0; j < dim_; ++j) {
       out[j] = static_cast<float>(sum[j] / divisor);
@@ -398,8 +406,8 @@ class BucketStepper {
     return out;
   }
 
-  // The rows of a bucket that has no first moment do not learn, nor do rows with
-  // a bucket that has seen nothing yet.
+  // The rows of a bucket that has no first moment do not learn, nor do rows
+  // with a bucket that has seen nothing yet.
   bool Learns(const TouchedRow& row) const {
     for (int k = 0; k < row.num_buckets; ++k) {
       if (!HasFirstMoment(row.buckets[k])) return false;
@@ -456,11 +464,13 @@ class BucketStepper {
     if (owner_ && state_.leader == nullptr) return 1.0;
     const double energy = SquaredNorm(g, dim_) / static_cast<double>(dim_);
     const double old = state_.row_scalar.Read(row);
-    const double q =
-        old == 0 ? energy : rule_.energy_keep * old + rule_.energy_take * energy;
+    const double q = old == 0
+                         ? energy
+                         : rule_.energy_keep * old + rule_.energy_take * energy;
     const float stored =
         state_.row_scalar.Write(row, static_cast<float>(q), key);
-    return stored == 0 || owner_ ? 1.0 : ClipScalar(std::sqrt(v_hat_mean_ / stored));
+    return stored == 0 || owner_ ? 1.0
+                                 : ClipScalar(std::sqrt(v_hat_mean_ / stored));
   }
 
   const BucketRule& rule_;

@@ -7,8 +7,9 @@
 
 namespace tf_basis {
 
-// The sum of term(j) over [0, count) in float64. The lanes are added in one fixed
-// order, so that the compiler can use wide registers and the bits stay the same.
+// The sum of term(j) over [0, count) in float64. The lanes are added in one
+// fixed order, so that the compiler can use wide registers and the bits stay
+// the same.
 template <typename Term>
 double LaneSum(int64_t count, const Term& term) {
   constexpr int64_t kLanes = 8;

@@ -26,8 +26,8 @@ inline float FromBits(uint32_t bits) {
   return x;
 }
 
-// Random bits that depend on what is written where and when, and on nothing else:
-// replicas that do the same step round alike.
+// Random bits that depend on what is written where and when, and on nothing
+// else: replicas that do the same step round alike.
 class RoundingKey {
  public:
   // `slot` tells apart the variables of one table.
@@ -43,8 +43,8 @@ class RoundingKey {
   uint32_t base_;
 };
 
-// Rounds |x| up or down to `mantissa_bits`, up with the probability that makes the
-// mean exact. Exponents below `min_exponent` keep that one's spacing.
+// Rounds |x| up or down to `mantissa_bits`, up with the probability that makes
+// the mean exact. Exponents below `min_exponent` keep that one's spacing.
 inline float StochasticRound(float x, int mantissa_bits, int min_exponent,
                              float largest, uint32_t random) {
   if (!std::isfinite(x)) return x;
@@ -107,11 +107,12 @@ inline uint16_t EncodeFloat16(float x) {
         sign | static_cast<uint16_t>(magnitude * FromBits((127 + 24) << 23)));
   }
   const uint32_t exponent = ((bits >> 23) & 0xff) - 112;
-  return static_cast<uint16_t>(sign | (exponent << 10) | ((bits >> 13) & 0x3ff));
+  return static_cast<uint16_t>(sign | (exponent << 10) |
+                               ((bits >> 13) & 0x3ff));
 }
 
-// An 8-bit logarithm of numbers >= 0: code 0 is 0, code c is 2^((c - 1) / 4 - 50),
-// from 1e-15 to 1e4 in steps of 19 %.
+// An 8-bit logarithm of numbers >= 0: code 0 is 0, code c is 2^((c - 1) / 4 -
+// 50), from 1e-15 to 1e4 in steps of 19 %.
 class Log8 {
  public:
   static constexpr int kMost = 255;
@@ -134,7 +135,8 @@ class Log8 {
     int code = 4 * (exponent + 50) + 1;
     while (x >= Decode(code + 1)) ++code;
     const float low = Decode(code), high = Decode(code + 1);
-    const float chance = static_cast<float>(random >> 8) * FromBits((127 - 24) << 23);
+    const float chance =
+        static_cast<float>(random >> 8) * FromBits((127 - 24) << 23);
     return static_cast<uint8_t>(chance < (x - low) / (high - low) ? code + 1
                                                                   : code);
   }

@@ -107,8 +107,8 @@ struct RowMapping {
   const int64_t* owner_rows = nullptr;
   const int64_t* owner_buckets = nullptr;
   // Ends of the ranges of hashed rows that were added together; the last one is
-  // n_rows - K. Rows added later are hashed among themselves, so that older rows
-  // keep their buckets.
+  // n_rows - K. Rows added later are hashed among themselves, so that older
+  // rows keep their buckets.
   std::vector<int64_t> domains;
 
   int64_t owners() const {

@@ -32,7 +32,8 @@ inline void RadixSort(std::vector<Keyed>* items, std::vector<Keyed>* scratch,
   int shift = 0;
   for (uint64_t rest = key_limit - 1; rest > 0; rest >>= kDigitBits) {
     std::array<size_t, kDigitMask + 1> offsets{};
-    for (const Keyed& item : *items) ++offsets[(item.key >> shift) & kDigitMask];
+    for (const Keyed& item : *items)
+      ++offsets[(item.key >> shift) & kDigitMask];
     size_t total = 0;
     for (size_t& offset : offsets) total += std::exchange(offset, total);
     for (const Keyed& item : *items) {

@@ -1,6 +1,7 @@
-// Orders a batch of row ids: distinct rows ascending, duplicates in batch order,
-// and the rows of each bucket together. Everything that follows depends on this
-// order alone, which is why a step does not depend on the number of threads.
+// Orders a batch of row ids: distinct rows ascending, duplicates in batch
+// order, and the rows of each bucket together. Everything that follows depends
+// on this order alone, which is why a step does not depend on the number of
+// threads.
 #ifndef TF_BASIS_CORE_ROW_GROUPS_H_
 #define TF_BASIS_CORE_ROW_GROUPS_H_
 

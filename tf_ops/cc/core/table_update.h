@@ -37,8 +37,8 @@ inline void UpdateTable(const BucketRule& rule, const TableState& state,
   parallel_for(n_rows, cost, [&](int64_t begin, int64_t end) {
     BucketStepper stepper(rule, state, groups, values);
     for (int64_t r = begin; r < end; ++r) {
-      gradients[r] = stepper.SumDuplicates(groups.rows[r],
-                                           owned.data() + r * state.dim);
+      gradients[r] =
+          stepper.SumDuplicates(groups.rows[r], owned.data() + r * state.dim);
       if (rule.scalar == RowScalar::kLearned) {
         stepper.LearnScalar(groups.rows[r], gradients[r], /*fresh=*/true);
       }

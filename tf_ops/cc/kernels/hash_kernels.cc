@@ -1,5 +1,4 @@
 #include "core/hash.h"
-
 #include "kernels/kernel_util.h"
 #include "kernels/mapping.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -80,14 +79,14 @@ class MapRowsOp : public OpKernel {
   MappingAttributes mapping_;
 };
 
-#define REGISTER(T)                                                   \
-  REGISTER_KERNEL_BUILDER(Name("TfBasis>HashMurmur3")                 \
-                              .Device(tensorflow::DEVICE_CPU)         \
-                              .TypeConstraint<T>("T"),                \
-                          HashMurmur3Op<T>);                          \
-  REGISTER_KERNEL_BUILDER(Name("TfBasis>MapRows")                     \
-                              .Device(tensorflow::DEVICE_CPU)         \
-                              .TypeConstraint<T>("T"),                \
+#define REGISTER(T)                                           \
+  REGISTER_KERNEL_BUILDER(Name("TfBasis>HashMurmur3")         \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .TypeConstraint<T>("T"),        \
+                          HashMurmur3Op<T>);                  \
+  REGISTER_KERNEL_BUILDER(Name("TfBasis>MapRows")             \
+                              .Device(tensorflow::DEVICE_CPU) \
+                              .TypeConstraint<T>("T"),        \
                           MapRowsOp<T>)
 REGISTER(int32_t);
 REGISTER(int64_t);

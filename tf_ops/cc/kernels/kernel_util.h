@@ -40,8 +40,7 @@ void GetChoice(tensorflow::OpKernelConstruction* ctx, const char* attr,
   OP_REQUIRES_OK(ctx, ctx->GetAttr(attr, &name));
   const auto found = choices.find(name);
   OP_REQUIRES(ctx, found != choices.end(),
-              InvalidArgument(attr, " has no choice '",
-                                                  name, "'"));
+              InvalidArgument(attr, " has no choice '", name, "'"));
   *out = found->second;
 }
 
@@ -50,8 +49,7 @@ inline void GetSeed(tensorflow::OpKernelConstruction* ctx, uint32_t* seed) {
   int64_t value;
   OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &value));
   OP_REQUIRES(ctx, value >= 0 && value <= 0xffffffffll,
-              InvalidArgument(
-                  "seed must be in [0, 2**32), received ", value));
+              InvalidArgument("seed must be in [0, 2**32), received ", value));
   *seed = static_cast<uint32_t>(value);
 }
 
@@ -65,8 +63,7 @@ class LockedVariables {
       tensorflow::core::RefCountPtr<tensorflow::Var> var;
       TF_RETURN_IF_ERROR(tensorflow::LookupResource(ctx, handle, &var));
       if (!ordered.emplace(var.get(), true).second) {
-        return InvalidArgument(
-            "variable ", handle.name(), " is passed twice");
+        return InvalidArgument("variable ", handle.name(), " is passed twice");
       }
       vars_.push_back(std::move(var));
     }

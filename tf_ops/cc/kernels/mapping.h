@@ -38,8 +38,8 @@ class MappingAttributes {
           "exclusive_rows < num_buckets <= n_rows must hold, received ",
           exclusive_rows_, ", ", num_buckets, " and ", n_rows);
     }
-    *out = {n_rows, num_buckets, exclusive_rows_, hashing_, seed_,
-            nullptr, nullptr,     {}};
+    *out = {n_rows, num_buckets, exclusive_rows_, hashing_,
+            seed_,  nullptr,     nullptr,         {}};
     int64_t last = 0;
     for (int64_t end : domains_) {
       if (end <= last) {

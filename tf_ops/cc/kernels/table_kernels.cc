@@ -80,10 +80,22 @@ class CheckRowsOp : public OpKernel {
   std::string table_name_;
 };
 
-// The variables of one step, where they are among the inputs, and what they are.
+// The variables of one step, where they are among the inputs, and what they
+// are.
 struct Variables {
-  enum Slot { kTable, kSteps, kSecond, kFirst, kScalar, kRowSteps, kLast,
-              kLeader, kVotes, kLeaderSteps, kSlots };
+  enum Slot {
+    kTable,
+    kSteps,
+    kSecond,
+    kFirst,
+    kScalar,
+    kRowSteps,
+    kLast,
+    kLeader,
+    kVotes,
+    kLeaderSteps,
+    kSlots
+  };
   int at[kSlots];  // position among the locked variables, -1: none
   LockedVariables locked;
 
@@ -206,8 +218,8 @@ class UpdateTableOp : public OpKernel {
 
   static absl::Status Lock(OpKernelContext* ctx, Variables* variables) {
     static constexpr const char* kNames[] = {
-        "table",      "bucket_steps", "second_moment", "first_moment",
-        "row_scalar", "row_steps",    "last_step",     "leader",
+        "table",        "bucket_steps", "second_moment", "first_moment",
+        "row_scalar",   "row_steps",    "last_step",     "leader",
         "leader_votes", "leader_steps"};
     std::vector<tensorflow::ResourceHandle> handles;
     for (int slot = 0; slot < Variables::kSlots; ++slot) {
@@ -243,21 +255,22 @@ class UpdateTableOp : public OpKernel {
     }
     const int64_t n_rows = table.dim_size(0), dim = table.dim_size(1);
     const int64_t buckets = steps.dim_size(0);
-    TF_RETURN_IF_ERROR(mapping_.Mapping(n_rows, buckets, owner_rows,
-                                        owner_buckets, mapping));
+    TF_RETURN_IF_ERROR(
+        mapping_.Mapping(n_rows, buckets, owner_rows, owner_buckets, mapping));
     const int64_t owners = mapping->owners();
     const bool led = variables.has(V::kLeader);
     if (led && (owners != 0 || mapping_.two_buckets() ||
                 momentum_ == Momentum::kShared ||
                 rule_.scalar == RowScalar::kLearned)) {
       return InvalidArgument(
-          "leader needs exclusive_rows 0, fewer buckets than rows, one bucket a "
+          "leader needs exclusive_rows 0, fewer buckets than rows, one bucket "
+          "a "
           "row, no shared momentum and no learned scalar");
     }
     const int64_t moment_rows = momentum_ == Momentum::kExclusive
                                     ? (led ? buckets : owners)
-                                : momentum_ == Momentum::kShared  ? buckets
-                                                                  : 0;
+                                : momentum_ == Momentum::kShared ? buckets
+                                                                 : 0;
     const bool energy = rule_.scalar == RowScalar::kEnergy;
     if (variables.has(V::kFirst) != (moment_rows > 0) ||
         variables.has(V::kScalar) != (rule_.scalar != RowScalar::kNone) ||
@@ -288,12 +301,9 @@ class UpdateTableOp : public OpKernel {
       TF_RETURN_IF_ERROR(CheckShape(variables.tensor(slot), name, shape));
     }
     const std::pair<V::Slot, const char*> counters[] = {
-        {V::kSteps, "bucket_steps"},
-        {V::kRowSteps, "row_steps"},
-        {V::kLast, "last_step"},
-        {V::kLeader, "leader"},
-        {V::kVotes, "leader_votes"},
-        {V::kLeaderSteps, "leader_steps"}};
+        {V::kSteps, "bucket_steps"}, {V::kRowSteps, "row_steps"},
+        {V::kLast, "last_step"},     {V::kLeader, "leader"},
+        {V::kVotes, "leader_votes"}, {V::kLeaderSteps, "leader_steps"}};
     for (const auto& [slot, name] : counters) {
       if (!variables.has(slot)) continue;
       const Tensor& tensor = variables.tensor(slot);
@@ -304,9 +314,9 @@ class UpdateTableOp : public OpKernel {
                                tensorflow::DataTypeString(dtype), ", received ",
                                tensorflow::DataTypeString(tensor.dtype()));
       }
-      TF_RETURN_IF_ERROR(CheckShape(
-          tensor, name,
-          TensorShape({slot == V::kRowSteps ? n_rows : buckets})));
+      TF_RETURN_IF_ERROR(
+          CheckShape(tensor, name,
+                     TensorShape({slot == V::kRowSteps ? n_rows : buckets})));
     }
     if (indices.dims() != 1 ||
         values.shape() != TensorShape({indices.dim_size(0), dim})) {
@@ -328,14 +338,14 @@ class UpdateTableOp : public OpKernel {
   BucketRule rule_;
 };
 
-#define REGISTER(Index)                                               \
-  REGISTER_KERNEL_BUILDER(Name("TfBasis>UpdateTable")                 \
-                              .Device(tensorflow::DEVICE_CPU)         \
-                              .TypeConstraint<Index>("Tindices"),     \
-                          UpdateTableOp<Index>);                      \
-  REGISTER_KERNEL_BUILDER(Name("TfBasis>CheckRows")                   \
-                              .Device(tensorflow::DEVICE_CPU)         \
-                              .TypeConstraint<Index>("Tindices"),     \
+#define REGISTER(Index)                                           \
+  REGISTER_KERNEL_BUILDER(Name("TfBasis>UpdateTable")             \
+                              .Device(tensorflow::DEVICE_CPU)     \
+                              .TypeConstraint<Index>("Tindices"), \
+                          UpdateTableOp<Index>);                  \
+  REGISTER_KERNEL_BUILDER(Name("TfBasis>CheckRows")               \
+                              .Device(tensorflow::DEVICE_CPU)     \
+                              .TypeConstraint<Index>("Tindices"), \
                           CheckRowsOp<Index>)
 REGISTER(int32_t);
 REGISTER(int64_t);

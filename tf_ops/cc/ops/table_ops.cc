@@ -8,7 +8,8 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status UpdateTableShape(InferenceContext* c) {
-  constexpr int kRanks[] = {1, 2, 0, 0, 1, 1, 1};  // of the inputs from indices on
+  constexpr int kRanks[] = {1, 2, 0, 0,
+                            1, 1, 1};  // of the inputs from indices on
   constexpr int kCount = sizeof(kRanks) / sizeof(kRanks[0]);
   ShapeHandle shapes[kCount];
   for (int i = 0; i < kCount; ++i) {
