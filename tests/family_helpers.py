@@ -297,6 +297,6 @@ def assert_matches(run: TableRun, reference) -> None:
 
 def hot_batch(rng, n_rows: int, dim: int, size: int, hot):
     """A batch in which some rows come nearly always: buckets find leaders."""
-    indices, values = random_batch(rng, n_rows, dim, size)
-    chosen = rng.random(size) < 0.6
-    return np.where(chosen, rng.choice(hot, size), indices), values
+    _, values = random_batch(rng, n_rows, dim, size)
+    others = rng.integers(0, n_rows, size)
+    return np.where(rng.random(size) < 0.6, rng.choice(hot, size), others), values

@@ -73,7 +73,7 @@ def test_every_contender_on_every_table(outcome):
             assert result["skipped"] in line
             continue
         assert 0 < result["min_ms"] <= result["median_ms"] < math.inf
-        assert ROUNDS <= result["calls"]
+        assert result["calls"] >= ROUNDS
         if "state_bytes" in result:
             assert f"{result['state_bytes']:,}" in line
 
@@ -219,7 +219,7 @@ def test_interleave_takes_turns(measure):
     ]
     measure.interleave(contenders, rounds=range(2), calls=2)
     # One call that is not timed, then two that are.
-    assert order == "a0 a1 a2 b0 b1 b2 b3 b4 b5 a3 a4 a5".split()
+    assert " ".join(order) == "a0 a1 a2 b0 b1 b2 b3 b4 b5 a3 a4 a5"
     assert [list(map(len, c.seconds.values())) for c in contenders] == [[2, 2], [2, 2]]
 
 

@@ -12,6 +12,7 @@ from helpers import (
     make_click_model,
     make_optimizer,
     optimizer_arrays,
+    run_python,
     to_numpy,
 )
 
@@ -159,6 +160,42 @@ def test_steps_that_the_optimizer_compiles_itself():
         results.append(model.optimizer.table_state(table_of(model)))
     for name, value in results[0].items():
         np.testing.assert_allclose(value, results[1][name], 1e-3, 1e-9)
+
+
+MIRRORED_SOURCE = """
+import numpy as np
+import tensorflow as tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+two = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(cpu, two)
+
+import tf_basis
+from test_grow_callback import fit, make_model, table_of
+
+results = []
+for strategy in (tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), None):
+    scope = (strategy or tf.distribute.get_strategy()).scope()
+    with scope:
+        model = make_model()
+    fit(model, 0, 4, tf_basis.GrowBuckets({1: 2, 2: 1.5}))
+    results.append(model.optimizer.table_state(table_of(model)))
+    if strategy is None:
+        continue
+    for slots in model.optimizer._basis.slots.values():
+        for slot in slots.values():
+            first, second = [part.numpy() for part in slot.values]
+            assert first.tobytes() == second.tobytes()
+assert len(results[0]["bucket_steps"]) == 320
+for name, value in results[0].items():
+    np.testing.assert_allclose(value, results[1][name], 1e-4, 1e-9)
+print("same")
+"""
+
+
+def test_mirrored_replicas_grow_alike():
+    """Two logical CPUs, so a process of its own."""
+    assert run_python(MIRRORED_SOURCE).stdout.split()[-1] == "same"
 
 
 def test_errors():

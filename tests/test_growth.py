@@ -20,7 +20,6 @@ from helpers import (
     optimizer_arrays,
     random_batch,
     to_numpy,
-    variables_of,
 )
 from reference.basis_adam import BasisAdamTable, Hyper
 
@@ -181,23 +180,6 @@ def test_consistent_hash_moves_few_rows_and_keeps_the_rest():
     for name in ("first_moment", "second_moment", "bucket_steps"):
         used = np.unique(new[~moved])
         np.testing.assert_array_equal(after[name][used], before[name][used])
-
-
-def test_variables_keep_their_places(flavor):
-    table = Table("adam-leading", 15, flavor).train(3)
-    before = variables_of(table.optimizer)
-    table.optimizer.resize(table.variable, num_buckets=31)
-    after = variables_of(table.optimizer)
-    fresh = Table("adam-leading", 31, flavor)
-    shapes = [tuple(v.shape) for v in after]
-    assert shapes == [tuple(v.shape) for v in variables_of(fresh.optimizer)]
-    kept = [a is b for a, b in zip(before, after, strict=True)]
-    assert kept == [tuple(v.shape)[:1] != (31,) for v in after]
-    assert optimizer_arrays(table.optimizer)
-    table.optimizer.resize(table.variable, num_buckets=N_ROWS)
-    fresh = Table("adam-leading", N_ROWS, flavor)
-    shapes = [tuple(v.shape) for v in variables_of(table.optimizer)]
-    assert shapes == [tuple(v.shape) for v in variables_of(fresh.optimizer)]
 
 
 def test_a_function_traced_before_fails(backend, flavor):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from growth_helpers import N_ROWS, Table
 from helpers import (
     active_flavor,
     assert_same_bits,
@@ -149,3 +150,20 @@ def test_config_of_another_model_is_an_error(flavor):
     other = type(optimizer).from_config(config)
     with pytest.raises(ValueError, match=r"received \['user'\]; the tables are"):
         other.build([table(99, "item")])
+
+
+def test_variables_keep_their_places(flavor):
+    table = Table("adam-leading", 15, flavor).train(3)
+    before = variables_of(table.optimizer)
+    table.optimizer.resize(table.variable, num_buckets=31)
+    after = variables_of(table.optimizer)
+    fresh = Table("adam-leading", 31, flavor)
+    shapes = [tuple(v.shape) for v in after]
+    assert shapes == [tuple(v.shape) for v in variables_of(fresh.optimizer)]
+    kept = [a is b for a, b in zip(before, after, strict=True)]
+    assert kept == [tuple(v.shape)[:1] != (31,) for v in after]
+    assert optimizer_arrays(table.optimizer)
+    table.optimizer.resize(table.variable, num_buckets=N_ROWS)
+    fresh = Table("adam-leading", N_ROWS, flavor)
+    shapes = [tuple(v.shape) for v in variables_of(table.optimizer)]
+    assert shapes == [tuple(v.shape) for v in variables_of(fresh.optimizer)]
