@@ -29,7 +29,10 @@ from reference.basis_family import FamilyTable
 from reference.hashing import bucket_of_row
 from test_contract import CASES
 
-from tf_basis import optimizers
+from tf_basis import engine, optimizers
+from tf_basis.ops import loader
+from tf_basis.rules import adam
+from tf_basis.tables import table_layout
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scalar.*:UserWarning")
 KINDS = ("BasisAdam", "BasisAdagrad", "BasisSGD")
@@ -61,7 +64,6 @@ def test_duplicates_are_summed_before_they_are_squared(backend, flavor, kind, sc
 def test_duplicates_are_summed_for_small_tables_too(flavor, kind):
     """A table that is not compressed: slices equal the dense gradient."""
     momentum = {"momentum": 0.9} if kind == "BasisSGD" else {}
-    rng = np.random.default_rng(0)
     results = []
     for dense in (False, True):
         table = make_variable(np.ones((6, 2)), flavor, "embeddings")
@@ -74,7 +76,7 @@ def test_duplicates_are_summed_for_small_tables_too(flavor, kind):
             optimizer.apply_gradients([(gradient, table)])
         results.append(optimizer_arrays(optimizer, [table]))
     assert_same_bits(*results)
-    assert np.all(results[0][max(results[0])][4] != 1) and rng is not None
+    assert np.all(results[0][max(results[0])][4] != 1)
 
 
 # ---- an empty gradient in the last partial batch ------------------------------------
@@ -150,7 +152,9 @@ def test_a_keras_file_holds_every_state_variable(case, tmp_path):
     states = [m.optimizer.table_state(t) for m, t in zip((model, loaded), tables)]
     assert_same_bits(*states)
     for name, value in states[0].items():  # nothing was saved before it was used
-        assert value.size == 0 or np.any(value != (1.0 if name == "scalar" else 0))
+        if value.size == 0 or (case == "adam-lazy" and name == "row_energy"):
+            continue  # owners have no energy
+        assert np.any(value != (1.0 if name == "scalar" else 0)), name
 
 
 # ---- a bucket's bias correction after 10,000 idle steps -----------------------------
@@ -311,12 +315,9 @@ def test_rows_behind_int32_in_the_op(large_table, num_buckets, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_rows_behind_int32_in_the_graph(backend, dtype):
-    """A graph over a table that is never made: its rows are addressed in int64."""
-    from tf_basis import engine
-    from tf_basis.rules import adam
-    from tf_basis.tables import table_layout
-
+@pytest.mark.parametrize("hashing", ["balanced", "murmur3", "double", "consistent"])
+def test_rows_behind_int32_in_the_twin(dtype, hashing):
+    """The graph of a step on a large table, never run: all rows go by int64."""
     n_rows, dim = 2**28 + 11, 17
     layout = table_layout(
         "table",
@@ -324,30 +325,35 @@ def test_rows_behind_int32_in_the_graph(backend, dtype):
         compression_ratio=10.0,
         num_buckets=None,
         exclusive_rows=5,
-        hashing="balanced",
+        hashing=hashing,
         seed=0,
         momentum="exclusive",
     )
-    with tf.Graph().as_default() as graph:
-        rule = adam.bucket_rule(0.9, 0.999, 0.99, invariant_scalar="energy")
-        table = tf.Variable(lambda: tf.zeros((n_rows, dim)))
-        slots = {
-            name: tf.Variable(tf.fill(shape, tf.cast(start, kind)))
-            for name, (shape, kind, start) in engine.slot_specs(layout, rule).items()
-        }
-        indices = tf.compat.v1.placeholder(dtype, [None])
-        values = tf.compat.v1.placeholder(tf.float32, [None, dim])
+    rule = adam.bucket_rule(0.9, 0.999, 0.99, invariant_scalar="energy")
+
+    def stand_in(shape, kind):  # of any length, so that none is allocated
+        start = tf.zeros((1, *shape[1:]), kind)
+        return tf.Variable(start, shape=(None, *shape[1:]))
+
+    table = stand_in((n_rows, dim), tf.float32)
+    slots = {
+        name: stand_in(shape, kind)
+        for name, (shape, kind, _) in engine.slot_specs(layout, rule).items()
+    }
+
+    @tf.function
+    def step(indices, values):
         gradient = tf.IndexedSlices(values, indices, (n_rows, dim))
-        engine.check_gradient(gradient, (n_rows, dim), "table")
-        rate, step = tf.constant(0.1, tf.float64), tf.constant(1, tf.int64)
-        engine.step_table(rule, layout, table, slots, gradient, rate, step)
-        operations = graph.get_operations()
-    if backend == "op":
-        assert any("UpdateTable" in op.type for op in operations)
-        return
+        rate, number = tf.constant(0.1, tf.float64), tf.constant(1, tf.int64)
+        engine.step_table(rule, layout, table, slots, gradient, rate, number)
+
+    with loader.use("off"):
+        concrete = step.get_concrete_function(
+            tf.TensorSpec([None], dtype), tf.TensorSpec([None, dim], tf.float32)
+        )
     names = ("ResourceGather", "ResourceScatterUpdate")
-    addressed = [op for op in operations if op.type in names]
-    assert len(addressed) > 5
+    addressed = [op for op in concrete.graph.get_operations() if op.type in names]
+    assert len(addressed) == 2 * (1 + len(slots))
     for op in addressed:
         assert op.inputs[1].dtype == tf.int64, op.name
 

@@ -83,7 +83,6 @@ class BasisOptimizerMixin(
         )
         arguments = selection.own_exclusive_rows(arguments)
         arguments["row_frequencies"] = None  # exclusive_rows has their list now
-        arguments["row_frequencies"] = None  # exclusive_rows lists what they chose
         known = self._keras.ARGUMENTS
         theirs = {k: arguments.pop(k) for k in list(arguments) if k in known}
         super().__init__(learning_rate, **theirs, **kwargs)
