@@ -23,12 +23,9 @@ from helpers import (
 # Options of BasisAdam, whether the loss is scaled, and whether SGD does the dense part.
 CASES = {
     "default": ({"exclusive_rows": 50}, False, False),
-    "clipping": ({"global_clipnorm": 0.05, "weight_decay": 0.1}, False, False),
-    "loss scale": ({}, True, False),
-    "dense optimizer": ({}, False, True),
-    "accumulation": ({"gradient_accumulation_steps": 2, "clipnorm": 0.02}, False, True),
-    "accumulation, scaled": ({"gradient_accumulation_steps": 2}, True, False),
-    "averages": ({"use_ema": True, "ema_overwrite_frequency": 3}, False, True),
+    "clipping": ({"global_clipnorm": 0.05, "weight_decay": 0.1}, False, True),
+    "accumulation": ({"gradient_accumulation_steps": 2, "clipnorm": 0.02}, True, True),
+    "averages": ({"use_ema": True, "ema_overwrite_frequency": 3}, True, True),
 }
 
 
@@ -52,7 +49,7 @@ def fit(flavor, strategy, options, scaled, sgd):
             optimizer = wrap(optimizer, initial_scale=2.0**10)
         model = make_click_model(optimizer)
     x, y = batches_of(0, 1, size=160)[0]
-    model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+    model.fit(x, y, batch_size=32, epochs=1, shuffle=False, verbose=0)
     return model
 
 
