@@ -149,17 +149,15 @@ def test_multi_optimizer_is_like_a_dense_optimizer(backend, accumulate, tmp_path
     """Each with its own rate; and the file holds the state of both."""
     optimizers = keras_of("keras3").optimizers
     arguments = {"learning_rate": 0.02, "gradient_accumulation_steps": accumulate}
-    table = table_of(make_click_model("sgd")).path.split("_")[0]
+    arguments["tables"] = "embeddings"
 
     def sgd():
         return optimizers.SGD(0.125, momentum=0.5)
 
-    basis = make_optimizer(**arguments, tables="embeddings", min_rows=600)
-    choice = optimizers.OptimizerMap(sgd(), {f"{table}.*/embeddings": basis})
+    basis = make_optimizer(**arguments)
+    choice = optimizers.OptimizerMap(sgd(), {".*embeddings": basis})
     model = make_click_model(optimizers.MultiOptimizer(choice))
-    other = make_click_model(
-        make_optimizer(**arguments, tables="embeddings", dense_optimizer=sgd())
-    )
+    other = make_click_model(make_optimizer(**arguments, dense_optimizer=sgd()))
     train(model)
     train(other)
     ours, theirs = model.optimizer.optimizers

@@ -11,6 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 import tensorflow as tf
+from contract_helpers import CASES
 from family_helpers import FamilyRun, assert_matches
 from helpers import (
     ROOT,
@@ -27,7 +28,6 @@ from helpers import (
 from reference.adam import KerasAdam
 from reference.basis_family import FamilyTable
 from reference.hashing import bucket_of_row
-from test_contract import CASES
 
 from tf_basis import engine, optimizers
 from tf_basis.ops import loader

@@ -51,7 +51,7 @@ class BucketStepper {
   // Asks for the memory of a bucket that will be updated soon.
   void Prefetch(int64_t i) const {
     const TouchedBucket& bucket = groups_.buckets[i];
-    __builtin_prefetch(state_.bucket_steps + bucket.bucket, 1);
+    PrefetchBytes(state_.bucket_steps + bucket.bucket, sizeof(int32_t));
     if (state_.second_moment) state_.second_moment.Prefetch(bucket.bucket);
     if (HasFirstMoment(bucket.bucket)) {
       state_.first_moment.Prefetch(bucket.bucket);
@@ -60,6 +60,10 @@ class BucketStepper {
       const TouchedRow& row = groups_.rows[groups_.members[bucket.first + k]];
       state_.table.Prefetch(row.row);
       if (state_.row_scalar) state_.row_scalar.Prefetch(row.row);
+      for (int64_t copy = 0; copy < std::min<int64_t>(row.count, 4); ++copy) {
+        PrefetchBytes(Value(groups_.positions[row.first + copy]),
+                      dim_ * sizeof(float));
+      }
     }
   }
 
