@@ -22,7 +22,7 @@ keras = keras_of(active_flavor())
 
 
 def two_inputs(kind, optimizer, run_eagerly=False, jit_compile=False):
-    """A regression on two ids: one table twice, the same as one input, or two tables."""
+    """A regression on two ids: one table twice, or for both as one input, or two."""
     first = keras.Input((1,), dtype="int32")
     second = keras.Input((1,), dtype="int32")
 
