@@ -9,7 +9,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import numpy as np
 import pytest
-from helpers import BACKENDS, FLAVORS
+from helpers import BACKENDS, FLAVORS, active_flavor
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -27,6 +27,23 @@ settings.load_profile("suite")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: heavy sweeps, not in the quick run")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests of both flavours in one process need not run twice on Keras 3.
+
+    `make test` runs the suite in a process for each flavour; that of tf_keras leaves
+    out the Keras 3 half of these tests, which the other process has run.
+    """
+    if active_flavor() == "keras3":
+        return
+    kept, done = [], []
+    for item in items:
+        call = getattr(item, "callspec", None)
+        repeated = call is not None and call.params.get("flavor") == "keras3"
+        (done if repeated else kept).append(item)
+    config.hook.pytest_deselected(items=done)
+    items[:] = kept
 
 
 @pytest.fixture(params=list(BACKENDS))
