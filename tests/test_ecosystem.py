@@ -68,6 +68,19 @@ def test_keras_checks_its_own_arguments(flavor):
         make_optimizer(flavor, use_ema=True, ema_momentum=3.0)
 
 
+def test_a_dense_optimizer_that_scales_losses_is_an_error(flavor):
+    """It would divide gradients that nobody multiplied."""
+    optimizers = keras_of(flavor).optimizers
+    wrap = keras_of(flavor).mixed_precision.LossScaleOptimizer
+    inner = [wrap(optimizers.SGD())]
+    if flavor == "keras3":
+        inner.append(optimizers.SGD(loss_scale_factor=8.0))
+    for each in inner:
+        optimizer = make_optimizer(flavor, dense_optimizer=each)
+        with pytest.raises(ValueError, match="dense_optimizer must not scale losses"):
+            optimizer.build([make_variable(np.ones(3), flavor)])
+
+
 # ---- weight decay ------------------------------------------------------------
 
 

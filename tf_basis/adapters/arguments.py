@@ -50,3 +50,19 @@ def check(
         raise ValueError(
             f"only one of {', '.join(_CLIPPING)} may be given, received {clipping}"
         )
+
+
+def check_inner(dense_optimizer: Any) -> None:
+    """Refuses a `dense_optimizer` that would unscale gradients nobody scaled.
+
+    Raises:
+      ValueError: it has a loss scale.
+    """
+    factor = getattr(dense_optimizer, "loss_scale_factor", None)
+    wraps = type(dense_optimizer).__name__.startswith("LossScaleOptimizer")
+    if factor is not None or wraps:
+        raise ValueError(
+            "dense_optimizer must not scale losses, since it sees the gradients only: "
+            "scale the loss of the whole optimizer, received "
+            f"{type(dense_optimizer).__name__} with loss_scale_factor={factor!r}"
+        )

@@ -69,10 +69,10 @@ class OptimizerAdapter(Optimizer):
     """Gives a subclass the same few hooks on each flavour of Keras.
 
     A subclass defines `_create_slots(variables)`, `_step_variable(gradient,
-    variable, learning_rate)`, `_row_checks(gradients, variables)` and
-    `_decayed_by_rule(variable)`; variables for which `_is_delegated` holds go to
-    `dense_optimizer`.  Accumulators and averages are created by
-    `_create_accumulator` and `_create_averages`.
+    variable, learning_rate)`, `_row_checks(gradients, variables)`,
+    `_decayed_by_rule(variable)`, and `_split(pairs)`, which tells the variables of the
+    `dense_optimizer` apart; `_create_accumulator`, `_accumulate` and
+    `_create_averages` for what Keras would do with tensors of a table's size.
     """
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
@@ -84,6 +84,7 @@ class OptimizerAdapter(Optimizer):
         """Creates all state for these variables, once."""
         if self.built:
             return
+        arguments.check_inner(self.dense_optimizer)
         # Keras would give tables averages and accumulators of their own size.
         use_ema, steps = self.use_ema, self.gradient_accumulation_steps
         self.use_ema, self.gradient_accumulation_steps = False, None
@@ -96,9 +97,7 @@ class OptimizerAdapter(Optimizer):
         if use_ema:
             self._create_averages(variables)
         if steps:
-            self._create_accumulator(
-                variables, is_due=lambda: (self._iterations + 1) % steps == 0
-            )
+            self._create_accumulator(variables, lambda: self._iterations % steps)
         self.built = True
 
     def _add_slot(self, reference, name, shape, dtype, value) -> tf.Variable:

@@ -64,6 +64,7 @@ class OptimizerAdapter(Optimizer):
         """Creates all state for these variables, once."""
         if self._is_built():
             return
+        arguments.check_inner(self.dense_optimizer)
         # Keras would give tables averages of their own size.
         use_ema, self.use_ema = self.use_ema, False
         try:
@@ -79,11 +80,7 @@ class OptimizerAdapter(Optimizer):
                     0, name="accumulated_batches", dtype=tf.int64, trainable=False
                 )
             self._variables.append(counter)
-            self._create_accumulator(
-                var_list,
-                is_due=lambda: counter + 1 >= self.gradient_accumulation_steps,
-                counter=counter,
-            )
+            self._create_accumulator(var_list, lambda: counter, counter)
         self._built = True
 
     def _add_slot(self, reference, name, shape, dtype, value) -> tf.Variable:

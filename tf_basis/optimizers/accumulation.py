@@ -1,7 +1,8 @@
 """Gradient accumulation in which the gradients of compressed tables stay slices.
 
 Keras gives every variable an accumulator of the variable's size.  Here a table has
-a buffer of rows instead: those touched since the last update, each once.
+a buffer of rows instead, to which each batch appends; duplicates are summed now and
+then, so that it holds at most the distinct rows and a few batches.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from tf_basis.rules.grouping import sum_duplicates
 
 Gradient = tf.Tensor | tf.IndexedSlices
 
+_BATCHES_BETWEEN_SUMS = 8  # sorting costs more than appending
+
 
 class RowBuffer(NamedTuple):
-    """The sum so far of one table's gradients; rows ascend."""
+    """The gradients so far of one table."""
 
     indices: tf.Variable  # [None] int64
     values: tf.Variable  # [None, d] float32
@@ -35,20 +38,20 @@ class GradientAccumulator:
       steps: gradients per update.
       sums: for each variable of the optimizer its accumulator: a `RowBuffer` for a
         compressed table, else a variable of the same shape.
-      is_due: says, before a batch is counted, whether it is the last of its update.
-      counter: counts the batches since the last update, where `is_due` needs that.
+      batches: gives how many gradients came before this one since the last update.
+      counter: a variable with that number, where nothing else counts.
     """
 
     def __init__(
         self,
         steps: int,
         sums: Sequence[RowBuffer | tf.Variable],
-        is_due: Callable[[], tf.Tensor],
+        batches: Callable[[], tf.Tensor],
         counter: tf.Variable | None = None,
     ) -> None:
         self.steps = steps
         self.sums = list(sums)
-        self.is_due = is_due
+        self.batches = batches
         self.counter = counter
 
     def step(
@@ -71,15 +74,17 @@ class GradientAccumulator:
         Raises:
           ValueError: a table's gradient is to be compiled by XLA.
         """
+        self._refuse_xla()
         sums = [self.sums[n] for n in numbers]
-        self._refuse_xla(sums)
 
         # A condition may not contain a switch to the cross-replica context, so the
         # switch comes first.
         def across_replicas(distribution, gradients):
+            number = self.batches() + 1
+
             def add():
                 for accumulated, shape, gradient in zip(sums, shapes, gradients):
-                    _add(distribution, accumulated, shape, gradient)
+                    self._add(distribution, accumulated, shape, gradient, number)
                 if self.counter is not None:
                     self.counter.assign_add(1)
 
@@ -102,14 +107,14 @@ class GradientAccumulator:
                     in_replica(gradients)
                 self._reset(distribution)
 
-            tf.cond(self.is_due(), apply, add)
+            tf.cond(number >= self.steps, apply, add)
 
         tf.__internal__.distribute.interim.maybe_merge_call(
             across_replicas, strategy, list(gradients)
         )
 
-    def _refuse_xla(self, sums: Sequence[RowBuffer | tf.Variable]) -> None:
-        if dispatch.in_xla() and any(isinstance(s, RowBuffer) for s in sums):
+    def _refuse_xla(self) -> None:
+        if dispatch.in_xla() and any(isinstance(s, RowBuffer) for s in self.sums):
             raise ValueError(
                 "gradient_accumulation_steps must be None where XLA compiles the step "
                 "(jit_compile=True): it would have to know how many rows of a "
@@ -117,9 +122,33 @@ class GradientAccumulator:
                 f"gradient_accumulation_steps={self.steps}"
             )
 
+    def _add(self, distribution, accumulated, shape, gradient, number) -> None:
+        def add_rows(values, indices, gradient):
+            rows = _appended(indices, values, shape, gradient)
+            if self.steps > _BATCHES_BETWEEN_SUMS:
+                rows = tf.cond(
+                    number % _BATCHES_BETWEEN_SUMS == 0,
+                    lambda: sum_duplicates(rows, padded=False),
+                    lambda: rows,
+                )
+            indices.assign(rows.indices)
+            values.assign(rows.values)
+
+        def add_dense(total, gradient):
+            total.assign(total + tf.convert_to_tensor(gradient))
+
+        update = distribution.extended.update
+        if isinstance(accumulated, RowBuffer):
+            others = (accumulated.indices, gradient)
+            update(accumulated.values, add_rows, args=others, group=False)
+        else:
+            update(accumulated, add_dense, args=(gradient,), group=False)
+
     def _mean(self, accumulated, shape, gradient) -> Gradient:
         if isinstance(accumulated, RowBuffer):
-            total = _total(*accumulated, shape, gradient)
+            total = sum_duplicates(
+                _appended(*accumulated, shape, gradient), padded=False
+            )
             values = total.values / self.steps
             return tf.IndexedSlices(values, total.indices, total.dense_shape)
         # In the order of Keras, so that the bits agree with it.
@@ -146,7 +175,7 @@ class AccumulationMixin:
     def _create_accumulator(
         self,
         variables: Sequence,
-        is_due: Callable[[], tf.Tensor],
+        batches: Callable[[], tf.Tensor],
         counter: tf.Variable | None = None,
     ) -> None:
         """Called by the adapter once, after the slots; see `GradientAccumulator`."""
@@ -163,7 +192,7 @@ class AccumulationMixin:
             return self._add_slot(variable, name, shape, dtype, 0.0)
 
         self._accumulator = GradientAccumulator(
-            self.gradient_accumulation_steps, map(new, variables), is_due, counter
+            self.gradient_accumulation_steps, map(new, variables), batches, counter
         )
 
     def _accumulate(
@@ -182,35 +211,15 @@ class AccumulationMixin:
         )
 
 
-def _add(distribution, accumulated, shape, gradient) -> None:
-    update = distribution.extended.update
-    if isinstance(accumulated, RowBuffer):
-
-        def add_rows(values, indices, gradient):
-            total = _total(indices, values, shape, gradient)
-            indices.assign(total.indices)
-            values.assign(total.values)
-
-        others = (accumulated.indices, gradient)
-        update(accumulated.values, add_rows, args=others, group=False)
-    else:
-
-        def add_dense(total, gradient):
-            total.assign(total + tf.convert_to_tensor(gradient))
-
-        update(accumulated, add_dense, args=(gradient,), group=False)
-
-
-def _total(indices, values, shape, gradient) -> tf.IndexedSlices:
-    """The rows of the buffer and of one more gradient, each row once."""
+def _appended(indices, values, shape, gradient) -> tf.IndexedSlices:
+    """The rows of the buffer and of one more gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         more_indices, more_values = gradient.indices, gradient.values
     else:  # a dense gradient touches every row
         more_indices, more_values = tf.range(shape[0], dtype=tf.int64), gradient
     more_values = tf.reshape(tf.cast(more_values, values.dtype), [-1, shape[1]])
-    total = tf.IndexedSlices(
+    return tf.IndexedSlices(
         tf.concat([values, more_values], axis=0),
         tf.concat([indices, tf.cast(more_indices, indices.dtype)], axis=0),
         tf.constant(shape, tf.int64),
     )
-    return sum_duplicates(total, padded=False)
