@@ -1,0 +1,155 @@
+"""A group of dense gradients that travel alike: one flat buffer, one exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_basis.distributed.exchange import NewVariable, OneBitExchange
+from tf_basis.distributed.policy import Way
+from tf_basis.distributed.world import World
+
+_FLOAT16_MAX = 65504.0
+
+
+class Feedback(NamedTuple):
+    """How one- and two-bit channels quantise; see `OneBitCompression`."""
+
+    block: int = 2048
+    clip_value: float | None = None
+    reset_interval: int | None = 2000
+    reset: str = "flush"
+    warmup_steps: int = 0
+
+
+class Channel:
+    """Averages the gradients of some variables over the ranks.
+
+    Args:
+      members: positions of the variables in the list that `flatten` is given.
+      shapes: of the members.
+      way: bits and interval.
+      feedback: how one and two bits quantise.
+      world: the ranks.
+      name: names the collectives.
+      variables: makes residuals and accumulators, `variables(name, elements, dtype)`.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        shapes: Sequence[tuple[int, ...]],
+        way: Way,
+        feedback: Feedback,
+        world: World,
+        name: str,
+        variables: NewVariable,
+    ) -> None:
+        self.members, self.shapes, self.way = list(members), list(shapes), way
+        self.elements = sum(map(math.prod, shapes))
+        self.world, self.name, self.feedback = world, name, feedback
+        self.exchange = self.accumulated = None
+        if way.bits < 16:
+            self.exchange = OneBitExchange(
+                self.elements,
+                feedback.block,
+                bits=way.bits,
+                clip_value=feedback.clip_value,
+                name=name,
+                variables=lambda part, *spec: variables(f"{name}_{part}", *spec),
+                world=world,
+            )
+        if way.interval > 1:
+            self.accumulated = variables(
+                f"{name}_accumulated", self.elements, tf.float32
+            )
+
+    @property
+    def residuals(self) -> list[tf.Variable]:
+        """What belongs to this rank alone."""
+        own = [] if self.accumulated is None else [self.accumulated]
+        return own + (self.exchange.residuals if self.exchange else [])
+
+    def flatten(self, gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
+        """The members' gradients in one float32 buffer; zeros where one is missing."""
+        parts = []
+        for member, shape in zip(self.members, self.shapes):
+            gradient = gradients[member]
+            if isinstance(gradient, tf.Tensor):
+                parts.append(tf.reshape(tf.cast(gradient, tf.float32), [-1]))
+            else:  # none, or slices, which travel as rows
+                parts.append(tf.zeros([math.prod(shape)]))
+        return tf.concat(parts, axis=0) if parts else tf.zeros([0])
+
+    def split(self, flat: tf.Tensor) -> list[tf.Tensor]:
+        """The reverse of `flatten`, as float32."""
+        parts = tf.split(flat, [math.prod(s) for s in self.shapes])
+        return [tf.reshape(p, s) for p, s in zip(parts, self.shapes)]
+
+    def due(self, step: tf.Tensor) -> tf.Tensor | bool:
+        """Whether the variables take a step at communicated step `step`, from 0."""
+        if self.way.interval == 1:
+            return True
+        return tf.equal((step + 1) % self.way.interval, 0)
+
+    def mean(self, flat: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """The mean over ranks, and over the interval; zeros where not `due`."""
+        if self.accumulated is None:
+            return self._mean(flat, step)
+        interval = self.way.interval
+        total = self.accumulated.assign_add(flat, read_value=True)
+
+        def exchange():
+            mean = self._mean(total / interval, step // interval)
+            with tf.control_dependencies([mean]):
+                self.accumulated.assign(tf.zeros_like(self.accumulated))
+            return mean
+
+        return tf.cond(self.due(step), exchange, lambda: tf.zeros_like(flat))
+
+    def full_precision(self, flat: tf.Tensor) -> tf.Tensor:
+        """The mean over ranks in float32, whatever the bits."""
+        return self.world.total(flat, f"{self.name}/float32") / self.world.size
+
+    def _mean(self, flat: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+        """`turn` counts the exchanges, from 0."""
+        if self.way.bits == 32:
+            return self.full_precision(flat)
+        if self.way.bits == 16:
+            return self._half_precision(flat)
+        if not self.feedback.warmup_steps:
+            return self.quantised(flat, turn)
+        return tf.cond(
+            turn < self.feedback.warmup_steps,
+            lambda: self.full_precision(flat),
+            lambda: self.quantised(flat, turn),
+        )
+
+    def _half_precision(self, flat: tf.Tensor) -> tf.Tensor:
+        if self.world.size == 1:
+            return flat
+        # Saturated: the sum over ranks must fit too.
+        limit = _FLOAT16_MAX / self.world.size
+        half = tf.cast(tf.clip_by_value(flat, -limit, limit), tf.float16)
+        total = self.world.total(half, f"{self.name}/float16")
+        return tf.cast(total, tf.float32) / self.world.size
+
+    def quantised(self, flat: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+        """The exchange with error feedback, or its reset where that is due."""
+        interval, reset = self.feedback.reset_interval, self.feedback.reset
+        if interval is None:
+            return self.exchange.average(flat, finite=True)
+        due = tf.equal((turn + 1) % interval, 0)
+        if reset == "flush":
+            return tf.cond(
+                due,
+                lambda: self.exchange.flush(flat),
+                lambda: self.exchange.average(flat, finite=True),
+            )
+        mean = self.exchange.average(flat, finite=True)
+        with tf.control_dependencies([mean]):
+            tf.cond(due, self.exchange.clear, lambda: None)
+        return mean

@@ -1,0 +1,199 @@
+"""One-bit compression with error feedback: its settings, and Horovod's own hook."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_basis import hyperparameters
+from tf_basis.distributed import rows
+from tf_basis.distributed.channel import Feedback
+from tf_basis.distributed.exchange import RULES as EXCHANGE_RULES
+from tf_basis.distributed.exchange import OneBitExchange
+from tf_basis.distributed.policy import Policy, Rule
+from tf_basis.distributed.world import unique_name
+
+_RULES = {
+    "block": EXCHANGE_RULES["block"],
+    "clip_value": EXCHANGE_RULES["clip_value"],
+    "reset_interval": hyperparameters.integer(
+        "of at least 1", lambda v: v >= 1, optional=True
+    ),
+    "reset": hyperparameters.choice("flush", "zero"),
+    "warmup_steps": hyperparameters.integer("of at least 0", lambda v: v >= 0),
+    "sparse_values": hyperparameters.choice(*rows.VALUES),
+}
+
+
+class _Hook:
+    """A method that a class offers too, through one instance with the defaults.
+
+    Horovod is given compression classes: `compression=OneBitCompression`.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            instance = owner._shared()
+        return self._function.__get__(instance, owner)
+
+
+class OneBitCompression:
+    """Dense gradients in one bit per element; what a bit cannot say comes later.
+
+    Settings for `DistributedOptimizer` and `DistributedGradientTape` of this package,
+    which send all gradients in one exchange (see `OneBitExchange`). Horovod's own
+    `DistributedGradientTape` and tf_keras `DistributedOptimizer` take it as
+    `compression=` too: an exchange per tensor then, every tensor in one bit. Give
+    each of them an instance of its own; the bare class works for one of them.
+
+    Args:
+      policy: a `Policy`, or rules for one: which variables travel in how many bits.
+        Default: `Policy()`. Horovod's own wrappers know no paths and ignore it.
+      block: elements that share a scale, a multiple of 8. Default 2048.
+      clip_value: compensated gradients are clipped to ±clip_value before they are
+        quantised, and the excess dropped and counted. Default None.
+      reset_interval: every so many exchanges the residuals are emptied. Default 2000;
+        None: never.
+      reset: `"flush"` (default): that exchange is in full precision and takes the
+        residuals along, so that nothing is lost; or `"zero"`: they are dropped.
+      warmup_steps: so many first exchanges are in full precision. Default 0.
+      sparse_values: how values of IndexedSlices travel: `"float32"` (default),
+        `"float16"`, or `"1bit"` with a scale per row and no feedback.
+
+    Raises:
+      ValueError: an argument breaks its rule.
+
+    Example:
+
+    >>> OneBitCompression(clip_value=2.0, reset="zero").get_config()["reset"]
+    'zero'
+
+    Reference: Seide et al. 2014, "1-bit stochastic gradient descent".
+    """
+
+    def __init__(
+        self,
+        policy: Policy | Iterable[Rule] | None = None,
+        *,
+        block: int = 2048,
+        clip_value: float | None = None,
+        reset_interval: int | None = 2000,
+        reset: str = "flush",
+        warmup_steps: int = 0,
+        sparse_values: str = "float32",
+    ) -> None:
+        settings = {
+            "block": block,
+            "clip_value": clip_value,
+            "reset_interval": reset_interval,
+            "reset": reset,
+            "warmup_steps": warmup_steps,
+        }
+        hyperparameters.check_all({**settings, "sparse_values": sparse_values}, _RULES)
+        if policy is None or not isinstance(policy, Policy):
+            policy = Policy(policy or ())
+        self.policy, self.sparse_values = policy, sparse_values
+        self.feedback = Feedback(**settings)
+        self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._exchanges: list[OneBitExchange] = []
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, ready for JSON."""
+        return {
+            "policy": self.policy.get_config(),
+            **self.feedback._asdict(),
+            "sparse_values": self.sparse_values,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> OneBitCompression:
+        """The reverse of `get_config`."""
+        config = dict(config)
+        return cls(Policy(**config.pop("policy")), **config)
+
+    # ---- Horovod's hook --------------------------------------------------------
+
+    @classmethod
+    def _shared(cls) -> OneBitCompression:
+        if "_default" not in vars(cls):
+            cls._default = cls()
+        return cls._default
+
+    @_Hook
+    def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Performs the whole exchange; Horovod is left a single 1 to reduce."""
+        exchange = self._exchange_of(tensor)
+        mean = exchange.average(tf.reshape(tf.cast(tensor, tf.float32), [-1]))
+        mean = tf.cast(tf.reshape(mean, tf.shape(tensor)), tensor.dtype)
+        return tf.ones([1], tensor.dtype), tf.ensure_shape(mean, tensor.shape)
+
+    @_Hook
+    def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """The mean; W times it where Horovod reduces with `op=Sum`."""
+        return ctx * tensor[0]
+
+    def _exchange_of(self, tensor: tf.Tensor) -> OneBitExchange:
+        # Tensors are told apart by the order of the calls in a graph: it is the same
+        # when Horovod traces again, on every rank.
+        graph = tf.compat.v1.get_default_graph()
+        number = self._calls[graph] = self._calls.get(graph, -1) + 1
+        elements = tensor.shape.num_elements()
+        if elements is None:
+            raise ValueError(
+                "OneBitCompression must be given tensors of a fixed shape, received "
+                f"shape {tensor.shape}"
+            )
+        if number == len(self._exchanges):
+            self._exchanges.append(
+                OneBitExchange(
+                    elements,
+                    self.feedback.block,
+                    clip_value=self.feedback.clip_value,
+                    name=unique_name("compression"),
+                )
+            )
+        exchange = self._exchanges[number]
+        if exchange.elements != elements:
+            raise ValueError(
+                f"tensor {number} of OneBitCompression must keep its size, received "
+                f"{elements} elements after {exchange.elements}: give each tape and "
+                "each optimizer an instance of its own"
+            )
+        return exchange
+
+    @property
+    def residuals(self) -> list[tf.Variable]:
+        """Of the exchanges through Horovod's hook; this rank's own."""
+        return [v for e in self._exchanges for v in e.residuals]
+
+
+NAMES = ("none", "fp16", "onebit")
+
+
+def named(compression: Any) -> OneBitCompression:
+    """The settings that `compression=` means.
+
+    Raises:
+      ValueError: it is none of `NAMES`, None or a `OneBitCompression`.
+    """
+    if compression is OneBitCompression or compression == "onebit":
+        return OneBitCompression()
+    if isinstance(compression, OneBitCompression):
+        return compression
+    if compression is None or compression == "none":
+        return OneBitCompression([(".*", 32)])
+    if compression == "fp16":
+        return OneBitCompression([(".*", 16)])
+    if isinstance(compression, dict):
+        return OneBitCompression.from_config(compression)
+    raise ValueError(
+        f"compression must be None, one of {NAMES} or a OneBitCompression, received "
+        f"{compression!r}"
+    )

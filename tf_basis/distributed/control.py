@@ -1,0 +1,126 @@
+"""What ranks tell each other before a step: one small gather, the same on all."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_basis.distributed.world import World
+
+
+class Control(NamedTuple):
+    """What all ranks know of a step after `exchange`; equal on all but `factor`.
+
+    Attributes:
+      go: whether the step is taken: every gradient is finite, some rank has data.
+      factor: by what this rank multiplies its gradients so that the plain mean over
+        ranks is the mean weighted by `weight`; float32, 1 where weights are equal.
+      rows: int64, shape [ranks, tables].
+      extras: float64, shape [ranks, extras].
+    """
+
+    go: tf.Tensor
+    factor: tf.Tensor
+    rows: tf.Tensor
+    extras: tf.Tensor
+
+
+def exchange(
+    world: World,
+    name: str,
+    unusable: tf.Tensor,
+    weight: Any = 1.0,
+    pattern: Sequence[str] = (),
+    rows: Sequence[tf.Tensor] = (),
+    extras: Sequence[tf.Tensor] = (),
+) -> Control:
+    """Tells all ranks what this one has; call it on all ranks.
+
+    Args:
+      world: the ranks.
+      name: names the collective.
+      unusable: how many elements of this rank's gradients are not finite.
+      weight: of this rank's gradients in the mean, such as its number of examples; 0
+        where it has no data.
+      pattern: "path: kind of gradient" for each variable; must be equal on all ranks.
+      rows: how many rows of each table.
+      extras: further numbers.
+
+    Raises (all ranks, when the step runs):
+      tf.errors.InvalidArgumentError: the patterns differ; a weight is below 0.
+    """
+    weight = tf.cast(weight, tf.float64)
+    digest = float(zlib.crc32("\n".join(pattern).encode()))
+    mine = tf.stack(
+        [weight, tf.cast(unusable, tf.float64), tf.constant(digest, tf.float64)]
+        + [tf.cast(r, tf.float64) for r in rows]
+        + [tf.cast(e, tf.float64) for e in extras]
+    )
+    everyone = world.gather(mine[tf.newaxis], f"{name}/control")
+    everyone = tf.ensure_shape(everyone, [world.size, mine.shape[0]])
+    weights, digests = everyone[:, 0], everyone[:, 2]
+    checks = [
+        tf.debugging.Assert(
+            tf.reduce_all(tf.equal(digests, digests[0])),
+            [
+                "tf_basis: ranks have gradients of different kinds for their variables "
+                f"({name}): every rank must have a dense gradient, IndexedSlices or "
+                "none for the same variables. Checksum of each rank:",
+                digests,
+                f"here (rank {world.rank}): {'; '.join(pattern)}",
+            ],
+            summarize=64,
+        ),
+        tf.debugging.Assert(
+            tf.reduce_all((weights >= 0) & tf.math.is_finite(weights)),
+            [f"tf_basis: weights of ranks must be at least 0 ({name}):", weights],
+            summarize=64,
+        ),
+    ]
+    with tf.control_dependencies([c for c in checks if c is not None]):
+        total = tf.reduce_sum(weights)
+        go = tf.equal(tf.reduce_sum(everyone[:, 1]), 0) & (total > 0)
+    factor = tf.math.divide_no_nan(weight * world.size, total)
+    first = 3 + len(rows)
+    return Control(
+        go=go,
+        factor=tf.cast(factor, tf.float32),
+        rows=tf.cast(everyone[:, 3:first], tf.int64),
+        extras=everyone[:, first:],
+    )
+
+
+def scaled(gradient: Any, factor: tf.Tensor) -> Any:
+    """`factor` times the gradient; the gradient itself where that is 1."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = scaled(gradient.values, factor)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.cond(
+        tf.equal(factor, 1),
+        lambda: gradient,
+        lambda: gradient * tf.cast(factor, gradient.dtype),
+    )
+
+
+def agree(world: World, name: str, entries: Sequence[str]) -> None:
+    """Compares what the ranks are about to do, once, before anything is exchanged.
+
+    Args:
+      entries: a line each, in an order that is the same on all ranks.
+
+    Raises:
+      ValueError: on every rank, where some entry differs; names entry and ranks.
+    """
+    everyone = world.objects(list(entries), f"{name}/agreement")
+    longest = max(map(len, everyone))
+    for i in range(longest):
+        lines = [e[i] if i < len(e) else "nothing" for e in everyone]
+        if len(set(lines)) > 1:
+            told = "; ".join(f"rank {r}: {line}" for r, line in enumerate(lines[:64]))
+            raise ValueError(
+                "all ranks must have the same variables, shapes, types and policies "
+                f"in the same order ({name}), received in place {i}: {told}"
+            )

@@ -1,0 +1,267 @@
+"""Gradients of a step, reduced over all ranks: what optimizer and tape both use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_basis.distributed import control, quantize, rows
+from tf_basis.distributed.channel import Channel
+from tf_basis.distributed.compression import OneBitCompression
+from tf_basis.distributed.exchange import NewVariable
+from tf_basis.distributed.policy import Way
+from tf_basis.distributed.watch import Watch
+from tf_basis.distributed.world import World
+
+
+class Spec(NamedTuple):
+    """A variable whose gradient is reduced.
+
+    `leave` is set where its optimizer exchanges for itself: its gradient is checked
+    and weighted, and stays this rank's own.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    leave: bool = False
+
+
+class Reduction(NamedTuple):
+    """What `GradientReducer.reduce` returns.
+
+    Attributes:
+      gradients: reduced, in the order given; None where none was given.
+      due: for each gradient whether its variable takes a step: True, or a tensor that
+        is equal on all ranks (interval > 1).
+      control: what the ranks told each other; where `control.go` is False the
+        gradients are zeros and nothing has changed.
+    """
+
+    gradients: list
+    due: list
+    control: control.Control
+
+
+class GradientReducer:
+    """Averages dense gradients in flat buffers and IndexedSlices as rows.
+
+    All ranks must make it, and call `reduce`, in the same order.
+
+    Args:
+      specs: the variables, in the order in which gradients will be given.
+      compression: bits, intervals and guards.
+      world: the ranks.
+      name: names the collectives.
+      variables: makes residuals, accumulators and counters.
+      timeout: seconds before a waiting rank ends the job; None: waits for ever.
+
+    Raises:
+      ValueError: on every rank, where variables, shapes or policies differ.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        compression: OneBitCompression,
+        world: World,
+        name: str,
+        variables: NewVariable,
+        timeout: float | None,
+    ) -> None:
+        self.specs, self.compression = list(specs), compression
+        self.world, self.name = world, name
+        policy = compression.policy
+        self.ways = [policy.way(s.path, s.shape) for s in specs]
+        control.agree(
+            world,
+            name,
+            [f"compression {compression.get_config()}"]
+            + [f"{s} {w}" for s, w in zip(specs, self.ways)],
+        )
+        self.watch = Watch(world, name, timeout)
+        self.channels = []
+        for way in sorted({w for w in self.ways if w.bits < 16 or w.interval > 1}):
+            members = [
+                i
+                for i, (s, w) in enumerate(zip(specs, self.ways))
+                if w == way and not s.leave
+            ]
+            if members:
+                self.channels.append(self._channel(way, members, variables))
+        self._fixed = {m for c in self.channels for m in c.members}
+        self._steps = variables(f"{name}_steps", 1, tf.int64)
+        self._skipped = variables(f"{name}_skipped_steps", 1, tf.int64)
+
+    def _channel(self, way: Way, members: list[int], variables: NewVariable) -> Channel:
+        shapes = [self.specs[m].shape for m in members]
+        name = f"{self.name}_{way.bits}bit"
+        if way.interval > 1:
+            name += f"_every{way.interval}"
+        feedback = self.compression.feedback
+        return Channel(members, shapes, way, feedback, self.world, name, variables)
+
+    @property
+    def residuals(self) -> list[tf.Variable]:
+        """What belongs to this rank alone: never broadcast it."""
+        return [v for c in self.channels for v in c.residuals]
+
+    @property
+    def skipped_steps(self) -> tf.Tensor:
+        """Steps skipped because a gradient was not finite on some rank."""
+        return tf.reshape(self._skipped, [])
+
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        weight: Any = 1.0,
+        factor: float = 1.0,
+        extras: Sequence[tf.Tensor] = (),
+    ) -> Reduction:
+        """The mean over ranks of each gradient.
+
+        Args:
+          gradients: tensors, IndexedSlices or None, one for each variable.
+          weight: of this rank in the mean.
+          factor: by which results are multiplied.
+          extras: further numbers for `Control.extras`.
+        """
+        with self.watch.waiting(gradients) as start:
+            gradients = [
+                rows.summed(g) if isinstance(g, tf.IndexedSlices) else g
+                for g in gradients
+            ]
+            sliced = [isinstance(g, tf.IndexedSlices) for g in gradients]
+            values = [g.values if s else g for g, s in zip(gradients, sliced)]
+            with tf.control_dependencies(start):
+                unusable = tf.add_n(
+                    [tf.zeros([], tf.int64)]
+                    + [
+                        quantize.count_unusable(tf.cast(v, tf.float32))
+                        for v in values
+                        if v is not None
+                    ]
+                )
+            told = control.exchange(
+                self.world,
+                self.name,
+                unusable,
+                weight=weight,
+                pattern=list(map(_described, self.specs, gradients)),
+                rows=[
+                    tf.shape(g.values)[0] if s else 0
+                    for g, s in zip(gradients, sliced)
+                ],
+                extras=extras,
+            )
+            gradients = [
+                g if g is None else control.scaled(g, told.factor * factor)
+                for g in gradients
+            ]
+            reduced = self._reduced(gradients, told)
+            self.watch.finished(reduced)
+        step = tf.reshape(self._steps, [])
+        ways = self.ways
+        due = [True] * len(gradients)
+        for channel in self.channels:
+            for member in channel.members:
+                if ways[member].interval > 1:
+                    due[member] = channel.due(step)
+        with tf.control_dependencies([step, *(d for d in due if d is not True)]):
+            went = tf.reshape(tf.cast(told.go, tf.int64), [1])
+            counted = [
+                self._steps.assign_add(went),
+                self._skipped.assign_add(1 - went),
+            ]
+        del counted  # automatic dependencies keep the order
+        return Reduction(reduced, due, told)
+
+    def _reduced(self, gradients: list, told: control.Control) -> list:
+        """All exchanges, in one branch that every rank takes alike."""
+        travel = [
+            i
+            for i, (g, s) in enumerate(zip(gradients, self.specs))
+            if g is not None and not s.leave
+        ]
+        if not travel:
+            return gradients
+        sliced = [i for i in travel if isinstance(gradients[i], tf.IndexedSlices)]
+
+        def nothing():
+            return [_zeros(gradients[i]) for i in travel]
+
+        def everything():
+            done = self._dense_means(gradients, travel)
+            with tf.control_dependencies([done[i] for i in sorted(done)][-1:]):
+                means = rows.mean(
+                    [gradients[i] for i in sliced],
+                    tf.gather(told.rows, sliced, axis=1) if sliced else None,
+                    self.world,
+                    self.name,
+                    self.compression.sparse_values,
+                )
+            done.update(zip(sliced, means))
+            return [_like(done[i], gradients[i]) for i in travel]
+
+        results = tf.cond(told.go, everything, nothing)
+        out = list(gradients)
+        for i, result in zip(travel, results):
+            spec = self.specs[i]
+            dtype = tf.as_dtype(spec.dtype)
+            if isinstance(result, tf.IndexedSlices):
+                values = tf.cast(tf.reshape(result.values, [-1, *spec.shape[1:]]), dtype)
+                shape = tf.constant(spec.shape, tf.int64)
+                out[i] = tf.IndexedSlices(values, result.indices, shape)
+            else:
+                out[i] = tf.cast(tf.reshape(result, spec.shape), dtype)
+        return out
+
+    def _dense_means(self, gradients: list, travel: list[int]) -> dict[int, tf.Tensor]:
+        """One collective after the other: their order decides how they are summed."""
+        step = tf.reshape(self._steps, [])
+        dense = [
+            i
+            for i in travel
+            if isinstance(gradients[i], tf.Tensor) and i not in self._fixed
+        ]
+        plain = [
+            self._channel(way, [i for i in dense if self.ways[i] == way], _no_variables)
+            for way in sorted({self.ways[i] for i in dense})
+        ]
+        done: dict[int, tf.Tensor] = {}
+        before: list[tf.Tensor] = []
+        for channel in [*self.channels, *plain]:
+            with tf.control_dependencies(before):
+                mean = channel.mean(channel.flatten(gradients), step)
+            before = [mean]
+            for member, part in zip(channel.members, channel.split(mean)):
+                if isinstance(gradients[member], tf.Tensor):
+                    done[member] = part
+        return done
+
+
+def _no_variables(name: str, *spec: Any) -> tf.Variable:
+    raise AssertionError(f"a plain channel has no state, asked for {name}")
+
+
+def _described(spec: Spec, gradient: Any) -> str:
+    if gradient is None:
+        return f"{spec.path}: none"
+    kind = "IndexedSlices" if isinstance(gradient, tf.IndexedSlices) else "dense"
+    return f"{spec.path}: {kind}"
+
+
+def _zeros(gradient: Any) -> Any:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.zeros(gradient.shape)
+    return tf.IndexedSlices(gradient.values[:0], gradient.indices[:0])
+
+
+def _like(result: Any, gradient: Any) -> Any:
+    """As `_zeros` has it: a condition's two results must have one structure."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(result.values, result.indices)
+    return tf.reshape(result, gradient.shape)

@@ -1,0 +1,131 @@
+"""Ends a job in which a rank waits for others that do not come.
+
+Horovod warns of such ranks, but not under Gloo: there a collective that one rank has
+not joined waits for ever. Here each rank counts the exchanges it has begun and ended
+in variables; a thread looks at them, tells the launcher's key-value store how far this
+rank has come, and where an exchange lasts too long asks it who is behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_basis.distributed.world import World
+
+DEFAULT_TIMEOUT = 600.0
+EXIT_CODE = 74  # what `sysexits.h` calls EX_IOERR
+
+
+class Watch:
+    """Watches the exchanges of one object.
+
+    Args:
+      world: the ranks.
+      name: what the exchanges are called in the message.
+      timeout: seconds that an exchange may last; None: for ever.
+    """
+
+    def __init__(self, world: World, name: str, timeout: float | None) -> None:
+        self.name, self.timeout = name, timeout
+        self.world = world
+        self._active = timeout is not None and world.size > 1
+        if not self._active:
+            return
+        with tf.init_scope():
+            # begun, ended; rank-local, not state: saved nowhere
+            self._progress = tf.Variable([0, 0], dtype=tf.int64, trainable=False)
+        thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self),), daemon=True, name=f"watch {name}"
+        )
+        thread.start()
+
+    @contextlib.contextmanager
+    def waiting(self, _: Any) -> Iterator[list]:
+        """Around the code that makes an exchange: yields what must come before it."""
+        if not self._active:
+            yield []
+            return
+        yield [self._progress.assign_add([1, 0])]
+
+    def finished(self, results: Any) -> None:
+        """To be called with what the exchange results in."""
+        if self._active:
+            done = [r for r in tf.nest.flatten(results, expand_composites=True)]
+            with tf.control_dependencies([r for r in done if r is not None]):
+                self._progress.assign_add([0, 1])
+
+    def progress(self) -> tuple[int, int]:
+        """How many exchanges this rank has begun, and ended."""
+        begun, ended = self._progress.numpy()
+        return int(begun), int(ended)
+
+
+def _watch(reference: weakref.ref) -> None:
+    seen, since, told = (0, 0), time.monotonic(), None
+    store = _Store()
+    while True:
+        watch = reference()
+        if watch is None:
+            return
+        now = watch.progress()
+        if now != seen:
+            seen, since = now, time.monotonic()
+        if told != now[0]:
+            store.put(watch.name, watch.world.rank, now[0])
+            told = now[0]
+        waited = time.monotonic() - since
+        if now[0] > now[1] and waited > watch.timeout:
+            _end(watch, now[0], waited, store)
+        pause = min(5.0, watch.timeout / 4)
+        del watch
+        time.sleep(pause)
+
+
+def _end(watch: Watch, begun: int, waited: float, store: _Store) -> None:
+    ranks = range(watch.world.size)
+    reached = {r: store.get(watch.name, r) for r in ranks}
+    missing = [r for r in ranks if reached[r] is not None and reached[r] < begun]
+    unknown = [r for r in ranks if reached[r] is None]
+    who = f"missing: ranks {missing}" if missing else "no rank is known to be missing"
+    if unknown:
+        who += f"; nothing is known of ranks {unknown}"
+    sys.stderr.write(
+        f"tf_basis: rank {watch.world.rank} has waited {waited:.0f} s in exchange "
+        f"{begun} of {watch.name} for other ranks; {who}. Every rank must take the same "
+        f"steps. The job ends here (timeout={watch.timeout:g}).\n"
+    )
+    sys.stderr.flush()
+    os._exit(EXIT_CODE)  # the main thread waits inside Horovod: nothing can raise there
+
+
+class _Store:
+    """The key-value store of Horovod's launcher, where there is one."""
+
+    def __init__(self) -> None:
+        self._address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+        self._port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+
+    def put(self, name: str, rank: int, value: int) -> None:
+        self._call("put_data_into_kvstore", name, str(rank), value)
+
+    def get(self, name: str, rank: int) -> int | None:
+        return self._call("read_data_from_kvstore", name, str(rank))
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        if not self._address:
+            return None
+        from horovod.runner.http import http_client
+
+        try:
+            return getattr(http_client, function)(self._address, self._port, *arguments)
+        except (OSError, RuntimeError):
+            return None
