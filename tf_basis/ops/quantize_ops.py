@@ -1,0 +1,94 @@
+"""Quantisation with error feedback: the C++ ops, or their pure-TF twins.
+
+Arguments are checked by `tf_basis.distributed.quantize`, lengths here and in the ops.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_basis.ops import dispatch
+from tf_basis.rules import quantize as rule
+
+UNUSABLE_FROM = 1e37  # sums of a few larger numbers would overflow
+
+
+def quantize(
+    residual: tf.Variable,
+    values: tf.Tensor,
+    bits: int,
+    block: int,
+    clip_value: float | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """See `tf_basis.distributed.quantize.quantize`."""
+    library = dispatch.library_for_variable(residual)
+    if library is not None:
+        return library.tf_basis_quantize_blocks(
+            residual.handle, values, bits=bits, block=block, clip_value=clip_value or 0
+        )
+    elements = residual.shape[0]
+    with tf.control_dependencies([_assert_length(values, elements, "values")]):
+        raw = values + residual
+    clipped = tf.zeros([], tf.int64)
+    u = raw
+    if clip_value is not None:
+        u = tf.clip_by_value(raw, -clip_value, clip_value)
+        clipped = tf.math.count_nonzero(tf.abs(raw) > clip_value)
+    return _feed_back(residual, u, bits, block), clipped
+
+
+def average(
+    residual: tf.Variable, messages: tf.Tensor, workers: int, bits: int, block: int
+) -> tf.Tensor:
+    """See `tf_basis.distributed.quantize.average`."""
+    library = dispatch.library_for_variable(residual)
+    if library is not None:
+        return library.tf_basis_average_blocks(
+            residual.handle, messages, workers=workers, bits=bits, block=block
+        )
+    elements = residual.shape[0]
+    length = rule.message_bytes(elements, bits, block)
+    check = _assert_length(messages, workers * length, "messages")
+    with tf.control_dependencies([check]):
+        messages = tf.reshape(tf.identity(messages), [workers, length])
+    total = rule.decode(messages[0], elements, bits, block)
+    for rank in range(1, workers):  # in this order everywhere, or the bits differ
+        total += rule.decode(messages[rank], elements, bits, block)
+    return _feed_back(residual, total / workers + residual, bits, block)
+
+
+def dequantize(message: tf.Tensor, elements: int, bits: int, block: int) -> tf.Tensor:
+    """See `tf_basis.distributed.quantize.dequantize`."""
+    library = dispatch.library_for_tensors()
+    if library is not None:
+        return library.tf_basis_dequantize_blocks(
+            message, tf.constant(elements, tf.int64), bits=bits, block=block
+        )
+    length = rule.message_bytes(elements, bits, block)
+    with tf.control_dependencies([_assert_length(message, length, "message")]):
+        return rule.decode(tf.identity(message), elements, bits, block)
+
+
+def count_unusable(values: tf.Tensor) -> tf.Tensor:
+    """See `tf_basis.distributed.quantize.count_unusable`."""
+    library = dispatch.library_for_tensors()
+    if library is not None:
+        return library.tf_basis_count_unusable(values)
+    return tf.math.count_nonzero(tf.logical_not(tf.abs(values) <= UNUSABLE_FROM))
+
+
+def _feed_back(residual: tf.Variable, u: tf.Tensor, bits: int, block: int) -> tf.Tensor:
+    """The message of u; what it does not say goes to the residual."""
+    message, quantized = rule.encode(u, residual.shape[0], bits, block)
+    with tf.control_dependencies([message]):
+        update = residual.assign(u - quantized, read_value=False)
+    with tf.control_dependencies([update] if update is not None else []):
+        return tf.identity(message)
+
+
+def _assert_length(tensor: tf.Tensor, length: int, name: str) -> tf.Operation | None:
+    """InvalidArgumentError unless the tensor has the shape [length]."""
+    return tf.debugging.Assert(
+        tf.reduce_all(tf.equal(tf.shape(tensor, tf.int64), [length])),
+        [f"{name} must have the shape [{length}], received", tf.shape(tensor)],
+    )
