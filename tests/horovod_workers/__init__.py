@@ -1,0 +1,1 @@
+"""What the ranks run in tests that start Horovod."""
