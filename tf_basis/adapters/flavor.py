@@ -29,3 +29,9 @@ def load_adapter(name: str) -> ModuleType:
     if name not in FLAVORS:
         raise ValueError(f"flavor must be one of {FLAVORS}, received {name!r}")
     return importlib.import_module(f"tf_basis.adapters.{name}")
+
+
+def load_collective(name: str) -> ModuleType:
+    """`tf_basis.adapters.collective_keras3` or `.collective_tf_keras`."""
+    load_adapter(name)  # which checks name and backend
+    return importlib.import_module(f"tf_basis.adapters.collective_{name}")

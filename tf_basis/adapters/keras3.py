@@ -47,7 +47,7 @@ def _base_arguments() -> frozenset[str]:
 
 
 ARGUMENTS = _base_arguments()
-_ADVICE = {
+ADVICE = {
     "jit_compile": "it belongs to model.compile there",
     "lr": "use learning_rate",
     "decay": "use weight_decay, or a schedule as learning_rate",
@@ -76,7 +76,7 @@ class OptimizerAdapter(Optimizer):
     """
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
-        arguments.check("Keras 3", kwargs, ARGUMENTS, _ADVICE)
+        arguments.check("Keras 3", kwargs, ARGUMENTS, ADVICE)
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.dense_optimizer = None
 

@@ -31,7 +31,7 @@ ARGUMENTS = frozenset(
     set(inspect.signature(Optimizer.__init__).parameters) - {"self", "kwargs"}
     | {"is_legacy_optimizer", "gradient_accumulation_steps"}
 )
-_ADVICE = {
+ADVICE = {
     "loss_scale_factor": "wrap the optimizer in "
     "tf_keras.mixed_precision.LossScaleOptimizer",
     "mesh": "compressed tables are not sharded by DTensor",
@@ -54,7 +54,7 @@ class OptimizerAdapter(Optimizer):
     ) -> None:
         steps = gradient_accumulation_steps
         received = {"gradient_accumulation_steps": steps, **kwargs}
-        arguments.check("tf_keras", received, ARGUMENTS, _ADVICE)
+        arguments.check("tf_keras", received, ARGUMENTS, ADVICE)
         super().__init__(**kwargs)
         self.gradient_accumulation_steps = steps
         self._learning_rate = self._build_learning_rate(learning_rate)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -97,29 +97,35 @@ class Channel:
 
     def mean(self, flat: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The mean over ranks, and over the interval; zeros where not `due`."""
+        return self.when_due(flat, step, self._mean, lambda: tf.zeros_like(flat))
+
+    def when_due(
+        self,
+        flat: tf.Tensor,
+        step: tf.Tensor,
+        exchange: Callable[[tf.Tensor, tf.Tensor], Any],
+        otherwise: Callable[[], Any],
+    ) -> Any:
+        """`exchange(mean over the interval, turn)`; turns count the exchanges from 0."""
         if self.accumulated is None:
-            return self._mean(flat, step)
+            return exchange(flat, step)
         interval = self.way.interval
         total = self.accumulated.assign_add(flat, read_value=True)
 
-        def exchange():
-            mean = self._mean(total / interval, step // interval)
-            with tf.control_dependencies([mean]):
-                self.accumulated.assign(tf.zeros_like(self.accumulated))
-            return mean
+        def go():
+            mean = tf.identity(total) / interval
+            self.accumulated.assign(tf.zeros_like(self.accumulated))
+            return exchange(mean, step // interval)
 
-        return tf.cond(self.due(step), exchange, lambda: tf.zeros_like(flat))
+        return tf.cond(self.due(step), go, otherwise)
 
     def full_precision(self, flat: tf.Tensor) -> tf.Tensor:
         """The mean over ranks in float32, whatever the bits."""
         return self.world.total(flat, f"{self.name}/float32") / self.world.size
 
     def _mean(self, flat: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
-        """`turn` counts the exchanges, from 0."""
-        if self.way.bits == 32:
-            return self.full_precision(flat)
-        if self.way.bits == 16:
-            return self._half_precision(flat)
+        if self.exchange is None:
+            return self.averaged(flat)
         if not self.feedback.warmup_steps:
             return self.quantised(flat, turn)
         return tf.cond(
@@ -127,6 +133,12 @@ class Channel:
             lambda: self.full_precision(flat),
             lambda: self.quantised(flat, turn),
         )
+
+    def averaged(self, flat: tf.Tensor) -> tf.Tensor:
+        """The mean over ranks in 16 or 32 bits."""
+        if self.way.bits == 32:
+            return self.full_precision(flat)
+        return self._half_precision(flat)
 
     def _half_precision(self, flat: tf.Tensor) -> tf.Tensor:
         if self.world.size == 1:

@@ -61,7 +61,8 @@ class OneBitExchange:
     Attributes:
       worker_error: e_w, float32, shape [elements]; this rank's own.
       server_error: e_s of the blocks this rank owns, float32; this rank's own.
-      clipped: how many elements were clipped on this rank, int64, shape [1].
+      clipped: how many elements were clipped on this rank, int64, shape [1]; None
+        without `clip_value`.
 
     Raises:
       ValueError: an argument breaks its rule.
@@ -105,12 +106,15 @@ class OneBitExchange:
         mine = self._owned[self.world.rank] if self.world.size > 1 else 0
         self.worker_error = variables("worker_error", elements, tf.float32)
         self.server_error = variables("server_error", mine, tf.float32)
-        self.clipped = variables("clipped", 1, tf.int64)
+        self.clipped = None
+        if clip_value is not None:
+            self.clipped = variables("clipped", 1, tf.int64)
 
     @property
     def residuals(self) -> list[tf.Variable]:
         """What belongs to this rank alone: never broadcast it."""
-        return [self.worker_error, self.server_error]
+        own = [] if self.clipped is None else [self.clipped]
+        return [self.worker_error, self.server_error, *own]
 
     def average(
         self, flat: tf.Tensor, finite: tf.Tensor | bool | None = None
@@ -145,7 +149,7 @@ class OneBitExchange:
         message, clipped = quantize.quantize(
             self.worker_error, flat, clip_value=self.clip_value, **form
         )
-        if self.clip_value is not None:
+        if self.clipped is not None:
             self.clipped.assign_add(tf.reshape(clipped, [1]))
         if self.world.size > 1:
             splits = [quantize.message_bytes(n, **form) for n in self._owned]
@@ -175,7 +179,7 @@ class OneBitExchange:
 
     def clear(self) -> None:
         """Sets both residuals to zero: what they hold is lost."""
-        for residual in self.residuals:
+        for residual in (self.worker_error, self.server_error):
             residual.assign(tf.zeros_like(residual))
 
 

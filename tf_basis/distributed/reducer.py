@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -151,9 +150,9 @@ class GradientReducer:
                 unusable,
                 weight=weight,
                 pattern=list(map(_described, self.specs, gradients)),
+                # Of all variables, so that ranks that disagree send as many numbers.
                 rows=[
-                    tf.shape(g.values)[0] if s else 0
-                    for g, s in zip(gradients, sliced)
+                    tf.shape(g.values)[0] if s else 0 for g, s in zip(gradients, sliced)
                 ],
                 extras=extras,
             )
@@ -163,20 +162,14 @@ class GradientReducer:
             ]
             reduced = self._reduced(gradients, told)
             self.watch.finished(reduced)
-        step = tf.reshape(self._steps, [])
-        ways = self.ways
-        due = [True] * len(gradients)
+        due: list = [True] * len(gradients)
         for channel in self.channels:
+            when = channel.due(tf.reshape(self._steps, []))
             for member in channel.members:
-                if ways[member].interval > 1:
-                    due[member] = channel.due(step)
-        with tf.control_dependencies([step, *(d for d in due if d is not True)]):
-            went = tf.reshape(tf.cast(told.go, tf.int64), [1])
-            counted = [
-                self._steps.assign_add(went),
-                self._skipped.assign_add(1 - went),
-            ]
-        del counted  # automatic dependencies keep the order
+                due[member] = when
+        went = tf.reshape(tf.cast(told.go, tf.int64), [1])
+        self._steps.assign_add(went)
+        self._skipped.assign_add(1 - went)
         return Reduction(reduced, due, told)
 
     def _reduced(self, gradients: list, told: control.Control) -> list:
@@ -198,7 +191,7 @@ class GradientReducer:
             with tf.control_dependencies([done[i] for i in sorted(done)][-1:]):
                 means = rows.mean(
                     [gradients[i] for i in sliced],
-                    tf.gather(told.rows, sliced, axis=1) if sliced else None,
+                    tf.gather(told.rows, sliced, axis=1) if sliced else told.rows,
                     self.world,
                     self.name,
                     self.compression.sparse_values,
@@ -212,7 +205,9 @@ class GradientReducer:
             spec = self.specs[i]
             dtype = tf.as_dtype(spec.dtype)
             if isinstance(result, tf.IndexedSlices):
-                values = tf.cast(tf.reshape(result.values, [-1, *spec.shape[1:]]), dtype)
+                values = tf.cast(
+                    tf.reshape(result.values, [-1, *spec.shape[1:]]), dtype
+                )
                 shape = tf.constant(spec.shape, tf.int64)
                 out[i] = tf.IndexedSlices(values, result.indices, shape)
             else:

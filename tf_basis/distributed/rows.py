@@ -104,9 +104,7 @@ def encode(values: tf.Tensor, form: str) -> tf.Tensor:
     places = tf.constant(2 ** np.arange(8), tf.int32)
     packed = tf.reduce_sum(tf.reshape(signs, [-1, -(-width // 8), 8]) * places, axis=2)
     scale = tf.bitcast(tf.cast(scale, tf.float32), tf.uint8)
-    return tf.concat(
-        [tf.reshape(scale, [-1, 4]), tf.cast(packed, tf.uint8)], axis=1
-    )
+    return tf.concat([tf.reshape(scale, [-1, 4]), tf.cast(packed, tf.uint8)], axis=1)
 
 
 def decode(message: tf.Tensor, width: int, form: str) -> tf.Tensor:

@@ -106,9 +106,7 @@ class World:
         if self.size == 1:
             return [value]
         with tf.init_scope():
-            return self._hvd.allgather_object(
-                value, name=name, process_set=self._set
-            )
+            return self._hvd.allgather_object(value, name=name, process_set=self._set)
 
 
 def _named(name: str) -> dict[str, Any]:

@@ -1,0 +1,109 @@
+"""Where an exchange between ranks enters a step of any tf_keras optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_basis.adapters import arguments
+from tf_basis.adapters import tf_keras as adapter
+
+Optimizer = adapter.Optimizer
+
+
+class CollectiveAdapter:
+    """See `tf_basis.adapters.collective_keras3.CollectiveAdapter`."""
+
+    def build(self, var_list: list) -> None:
+        """The optimizer's, then the state of the exchange, once."""
+        already = built(self)
+        super().build(var_list)
+        if not already:
+            self._build_collective(list(var_list))
+
+    def _add_state(self, name: str, elements: int, dtype: tf.DType) -> tf.Variable:
+        with tf.init_scope():
+            variable = tf.Variable(
+                tf.zeros([elements], dtype), trainable=False, name=name
+            )
+        self._variables.append(variable)
+        return variable
+
+    def apply_gradients(self, grads_and_vars, name=None, **kwargs):
+        """tf_keras's, with the exchange inside."""
+        grads_and_vars = list(grads_and_vars)
+        self._reducing = _Hidden(v for g, v in grads_and_vars if g is not None)
+        return super().apply_gradients(grads_and_vars, name=name, **kwargs)
+
+    def _clip_gradients(self, grads: list) -> list:
+        grads, kept = self._reduced(list(grads), self._reducing.items)
+        clipped = super()._clip_gradients([g for g, k in zip(grads, kept) if k])
+        rest = iter(clipped)
+        return [next(rest) if k else g for g, k in zip(grads, kept)]
+
+    def _deduplicate_sparse_grad(self, grads: list) -> list:
+        return grads  # summed when they were reduced
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        pass  # with the step, which may be skipped
+
+    def _internal_apply_gradients(self, grads_and_vars):
+        before = tf.identity(self.iterations)
+
+        def update(pairs: list) -> None:
+            if pairs:
+                super(CollectiveAdapter, self)._apply_weight_decay(
+                    [v for _, v in pairs]
+                )
+                super(CollectiveAdapter, self)._internal_apply_gradients(pairs)
+
+        self._take_step(list(grads_and_vars), update)
+        # A step that was not taken is counted too, as in Keras 3.
+        return self.iterations.assign(before + 1)
+
+
+class CollectiveOptimizer(CollectiveAdapter, Optimizer):
+    """The base of an optimizer that exchanges for itself."""
+
+    def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
+        steps = kwargs.pop("gradient_accumulation_steps", None)
+        if steps is not None:
+            raise ValueError(
+                "gradient_accumulation_steps must be None in this optimizer on "
+                f"tf_keras, received {steps!r}"
+            )
+        arguments.check("tf_keras", kwargs, adapter.ARGUMENTS, adapter.ADVICE)
+        if kwargs.get("use_ema"):
+            raise ValueError(
+                "use_ema must be False in this optimizer on tf_keras, received True"
+            )
+        super().__init__(**kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that the base takes."""
+        config = super().get_config()
+        rate = self._serialize_hyperparameter(self._learning_rate)
+        config["learning_rate"] = rate if isinstance(rate, dict) else float(rate)
+        return config
+
+
+class _Hidden:
+    """A list that tf_keras does not track."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = list(items)
+
+
+def built(optimizer: Any) -> bool:
+    """Whether the optimizer has its variables."""
+    return getattr(optimizer, "_built", False)
+
+
+def copy_state(source: Any, target: Any) -> None:
+    """Builds `target` as `source` is, which has the same class but for the exchange."""
+    raise ValueError(
+        "optimizer must not have been built yet: wrap it before the model is compiled "
+        f"or trained, received the built optimizer '{source.name}'"
+    )

@@ -1,0 +1,104 @@
+"""Datasets whose ranks have batches of different sizes, or different numbers of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_basis.distributed.world import World, unique_name
+
+
+def even_batches(
+    dataset: tf.data.Dataset, *, process_set: Any = None
+) -> tf.data.Dataset:
+    r"""Gives all ranks the same number of steps, and every example the same weight.
+
+    In step t rank i has n_i examples of N_t = Σ n_i. Its examples get the sample weight
+    n_i·W/N_t, so that the plain mean over the W ranks of the ranks' mean losses is the
+    mean over all N_t examples. A rank without data repeats its last batch with
+    weight 0 until every rank is done: nothing waits, and `fit` ends on all ranks at
+    once.
+
+    The ranks tell each other their batch sizes here, once; call it on all ranks. For
+    that the dataset is read through once: it must give batches of the same sizes
+    every time. Losses must use sample weights and the default reduction, the mean over
+    the batch.
+
+    Args:
+      dataset: batches of (x, y) or (x, y, sample_weight), the examples along the first
+        axis.
+      process_set: a Horovod process set with this rank. Default: all ranks.
+
+    Returns:
+      Batches of (x, y, sample_weight), with float32 weights of shape [n].
+
+    Raises:
+      ValueError: on every rank, where some rank's dataset has no batch or batches of
+        another structure.
+
+    Example:
+
+    >>> data = tf.data.Dataset.from_tensor_slices(([[1.0], [2.0]], [0.0, 1.0])).batch(2)
+    >>> [w.numpy().tolist() for _, _, w in even_batches(data)]
+    [[1.0, 1.0]]
+    """
+    world = World(process_set)
+    structure = dataset.element_spec
+    fits = isinstance(structure, tuple) and len(structure) in (2, 3)
+    sizes = []
+    if fits:
+        sizes = [
+            int(n)
+            for n in dataset.map(lambda *batch: _length(batch)).as_numpy_iterator()
+        ]
+    everyone = world.objects((fits, str(structure), sizes), unique_name("batches"))
+    for rank, (good, theirs, batches) in enumerate(everyone):
+        if not good or not batches:
+            raise ValueError(
+                "dataset must have at least one batch of (x, y) or (x, y, "
+                f"sample_weight) on every rank, received {len(batches)} batches of "
+                f"{theirs} on rank {rank}"
+            )
+    steps = max(len(s) for _, _, s in everyone)
+    table = np.zeros([world.size, steps])
+    for rank, (_, _, s) in enumerate(everyone):
+        table[rank, : len(s)] = s
+    factors = table[world.rank] * world.size / table.sum(axis=0)
+    endless = dataset
+    if len(sizes) < steps:
+        last = dataset.skip(len(sizes) - 1)
+        endless = dataset.concatenate(last.repeat(steps - len(sizes)))
+    weights = tf.data.Dataset.from_tensor_slices(factors.astype(np.float32))
+    return tf.data.Dataset.zip((endless, weights)).map(_weighted)
+
+
+def any_rank(flag: Any, world: World | None = None) -> bool:
+    """Whether `flag` holds on some rank; call it on all ranks, outside graphs.
+
+    For loops of your own in which ranks may run out of data: a rank without any goes on
+    with weight 0 as long as some other has.
+
+    Args:
+      flag: a boolean.
+      world: the ranks. Default: all.
+
+    Example:
+
+    >>> any_rank(False)
+    False
+    """
+    return any((world or World()).objects(bool(flag), unique_name("any_rank")))
+
+
+def _length(batch: tuple) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(batch)[0])[0]
+
+
+def _weighted(batch: tuple, factor: tf.Tensor) -> tuple:
+    x, y = batch[:2]
+    weights = tf.fill([_length(batch)], factor)
+    if len(batch) == 3:
+        weights *= tf.cast(batch[2], tf.float32)
+    return x, y, weights

@@ -1,0 +1,317 @@
+"""Any Keras optimizer, stepping with the gradients of all ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_basis import hyperparameters
+from tf_basis.adapters import flavor
+from tf_basis.distributed import watch
+from tf_basis.distributed.compression import OneBitCompression, named
+from tf_basis.distributed.control import Control
+from tf_basis.distributed.reducer import GradientReducer, Reduction, Spec
+from tf_basis.distributed.world import World, unique_name
+
+_RULES = {
+    "timeout": hyperparameters.real("above 0, in seconds", lambda v: v > 0, True),
+    "average_aggregated_gradients": hyperparameters.flag,
+}
+
+
+class _Distribution:
+    """Settings and state of the exchange, hidden from Keras's attribute tracking."""
+
+    def __init__(
+        self,
+        compression: OneBitCompression,
+        average_aggregated_gradients: bool,
+        process_set: Any,
+        timeout: float | None,
+    ) -> None:
+        self.compression = compression
+        self.average_aggregated_gradients = average_aggregated_gradients
+        self.process_set, self.timeout = process_set, timeout
+        self.reducer: GradientReducer | None = None
+        self.positions: dict[Any, int] = {}
+        self.weight: tf.Variable | None = None
+        self.reduction: Reduction | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What was given to `DistributedOptimizer`, ready for JSON."""
+        return {
+            "compression": self.compression.get_config(),
+            "average_aggregated_gradients": self.average_aggregated_gradients,
+            "timeout": self.timeout,
+        }
+
+
+class DistributedMixin:
+    """What `DistributedOptimizer` adds to the class of the optimizer it is given."""
+
+    _flavor: str
+    _inner_class: type
+
+    # ---- what users read and set ---------------------------------------------
+
+    @property
+    def step_weight(self) -> tf.Variable:
+        """The weight of this rank's gradients in the mean; 1 unless assigned.
+
+        Assign the number of examples before each step where batches differ in size;
+        0 where this rank has no data left and steps along with any gradients.
+        """
+        return self._built_distribution().weight
+
+    @property
+    def skipped_steps(self) -> tf.Tensor:
+        """Steps that all ranks skipped: some rank's gradients were not finite."""
+        return self._built_distribution().reducer.skipped_steps
+
+    @property
+    def residual_variables(self) -> list[tf.Variable]:
+        """State of this rank alone: saved per rank, never broadcast."""
+        own = self._distribution.reducer.residuals if self._distribution.reducer else []
+        inner = _exchanging(self)
+        return own + (inner.residual_variables if inner is not None else [])
+
+    def _built_distribution(self) -> _Distribution:
+        if self._distribution.reducer is None:
+            raise ValueError(
+                f"optimizer '{self.name}' must be built first: call "
+                "build(trainable_variables)"
+            )
+        return self._distribution
+
+    # ---- hooks of the adapter --------------------------------------------------
+
+    def _build_collective(self, variables: list) -> None:
+        state, adapter = self._distribution, flavor.load_adapter(self._flavor)
+        inner = _exchanging(self)
+        leave = set()
+        if inner is not None:
+            leave = {self._var_key(v) for v in inner.exchanged_variables}
+        specs = [
+            Spec(
+                path=adapter.path_of(v),
+                shape=tuple(v.shape),
+                dtype=tf.as_dtype(v.dtype).name,
+                leave=self._var_key(v) in leave,
+            )
+            for v in variables
+        ]
+        state.positions = {self._var_key(v): i for i, v in enumerate(variables)}
+        state.reducer = GradientReducer(
+            specs,
+            state.compression,
+            World(state.process_set),
+            unique_name("optimizer"),
+            self._add_state,
+            state.timeout,
+        )
+        with tf.init_scope():
+            # Rank-local and not state: saved nowhere.
+            state.weight = tf.Variable(1.0, trainable=False, name="step_weight")
+
+    def _reduced(self, gradients: list, variables: list) -> tuple[list, list[bool]]:
+        state, inner = self._built_distribution(), _exchanging(self)
+        positions = [state.positions[self._var_key(v)] for v in variables]
+        given: list = [None] * len(state.positions)
+        for position, gradient in zip(positions, gradients):
+            given[position] = gradient
+        steps = getattr(self, "gradient_accumulation_steps", None) or 1
+        state.reduction = state.reducer.reduce(
+            given,
+            weight=state.weight,
+            factor=1.0 if state.average_aggregated_gradients else float(steps),
+            extras=inner.control_numbers() if inner is not None else (),
+        )
+        reduced = [state.reduction.gradients[p] for p in positions]
+        return reduced, [not state.reducer.specs[p].leave for p in positions]
+
+    def _take_step(self, pairs: list, update: Callable[[list], None]) -> None:
+        state, inner = self._distribution, _exchanging(self)
+        due = state.reduction.due
+        groups: dict[Any, list] = {}
+        for gradient, variable in pairs:
+            when = due[state.positions[self._var_key(variable)]]
+            key = when if when is True else when.ref()
+            groups.setdefault(key, []).append((gradient, variable))
+        always = groups.pop(True, [])
+
+        def step(pairs: list, rest: list) -> None:
+            if not rest:
+                update(pairs)
+                return
+            (when, more), *rest = rest
+            tf.cond(
+                when.deref(),
+                lambda: step(pairs + more, rest),
+                lambda: step(pairs, rest),
+            )
+
+        def go() -> None:
+            if inner is None:
+                step(always, list(groups.items()))
+                return
+            with inner.told(self._told_to(inner, state.reduction.control)):
+                step(always, list(groups.items()))
+
+        tf.cond(state.reduction.control.go, go, lambda: None)
+
+    def _told_to(self, inner: Any, control: Control) -> Control:
+        columns = [
+            self._distribution.positions[self._var_key(v)]
+            for v in inner.exchanged_variables
+        ]
+        return control._replace(rows=tf.gather(control.rows, columns, axis=1))
+
+    # ---- config ------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """The inner optimizer and the arguments of the wrapping."""
+        adapter = flavor.load_adapter(self._flavor)
+        inner = self._inner_class.from_config(super().get_config())
+        return {
+            "optimizer": adapter.serialize(inner),
+            "name": self.name,
+            **self._distribution.arguments(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects=None) -> Any:
+        """The reverse of `get_config`."""
+        config = dict(config)
+        config.pop("name", None)
+        adapter = flavor.load_adapter(cls._flavor)
+        inner = adapter.deserialize(
+            config.pop("optimizer"), custom_objects=custom_objects
+        )
+        return DistributedOptimizer(inner, **config)
+
+    @classmethod
+    def _of(cls, config: dict[str, Any], settings: _Distribution) -> Any:
+        """From the config of the inner optimizer."""
+        optimizer = super().from_config(config)
+        optimizer._distribution = settings
+        return optimizer
+
+
+def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
+    optimizer: Any,
+    compression: Any = None,
+    *,
+    average_aggregated_gradients: bool = True,
+    process_set: Any = None,
+    timeout: float | None = watch.DEFAULT_TIMEOUT,
+) -> Any:
+    r"""Makes an optimizer step with the mean of the gradients of all ranks.
+
+    Works on Keras 3 and tf_keras, with `fit` and with loops of your own. On every rank,
+    once per update, after gradient accumulation and before clipping:
+
+    1. a gather of a few numbers: is every gradient finite, what does each rank weigh;
+    2. dense gradients in flat buffers, by the bits of their policy;
+    3. IndexedSlices as rows: duplicates summed, gathered, summed again.
+
+    The same bytes come out on every rank, so that ranks that start alike stay alike to
+    the last bit. Where a gradient is not finite on some rank, all ranks skip the step
+    and count it in `skipped_steps`. Give the ranks equal weights at the start with
+    `BroadcastCallback`.
+
+    Args:
+      optimizer: an optimizer of Keras 3 or tf_keras that has not been built. A `dense_optimizer`
+        that exchanges for itself (`OneBitAdam`) keeps its variables to itself.
+      compression: None or `"none"` (default): float32; `"fp16"`; `"onebit"`; or a
+        `OneBitCompression` with settings of your own.
+      average_aggregated_gradients: whether an update uses the mean (default) or the sum
+        of the gradients of its `gradient_accumulation_steps`.
+      process_set: a Horovod process set with this rank. Default: all ranks. It is not
+        part of the config.
+      timeout: seconds that an exchange may wait for other ranks before the job is ended
+        with a message that names them. Default 600; None: for ever.
+
+    Returns:
+      An optimizer of a class derived from that of `optimizer`, with its arguments, and
+      the properties `step_weight`, `skipped_steps` and `residual_variables`. `optimizer` itself is left
+      as it is. Saved models load it wherever `tf_basis` is imported.
+
+    Raises:
+      ValueError: an argument breaks its rule; when it is built, on every rank: the
+        ranks' variables, shapes or policies differ.
+      RuntimeError: Horovod has not been initialised in a launched process.
+
+    Example:
+
+    >>> import keras
+    >>> optimizer = DistributedOptimizer(keras.optimizers.Adam(1e-3), "onebit")
+    >>> isinstance(optimizer, keras.optimizers.Adam)
+    True
+
+    Reference: Sergeev and Del Balso 2018, "Horovod".
+    """
+    name = _flavor_of(optimizer)
+    for argument, value in [
+        ("timeout", timeout),
+        ("average_aggregated_gradients", average_aggregated_gradients),
+    ]:
+        hyperparameters.check(argument, value, _RULES[argument])
+    settings = _Distribution(
+        named(compression), average_aggregated_gradients, process_set, timeout
+    )
+    if isinstance(optimizer, DistributedMixin):
+        raise ValueError(
+            "optimizer must not be distributed already, received "
+            f"{type(optimizer).__name__}({type(optimizer)._inner_class.__name__})"
+        )
+    if getattr(optimizer, "exchanges_for_itself", False):
+        return optimizer
+    if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "optimizers"):
+        raise ValueError(
+            "optimizer must be the innermost one: wrap what "
+            f"{type(optimizer).__name__} contains instead, as in "
+            "LossScaleOptimizer(DistributedOptimizer(Adam(...)))"
+        )
+    adapter = flavor.load_collective(name)
+    cls = _define(type(optimizer), name)
+    wrapped = cls._of(type(optimizer).get_config(optimizer), settings)
+    if adapter.built(optimizer):
+        adapter.copy_state(optimizer, wrapped)
+    return wrapped
+
+
+def _flavor_of(optimizer: Any) -> str:
+    for name in flavor.FLAVORS:
+        try:
+            if isinstance(optimizer, flavor.load_adapter(name).Optimizer):
+                return name
+        except ImportError:
+            continue
+    raise ValueError(
+        f"optimizer must be an optimizer of Keras 3 or tf_keras, received {optimizer!r}"
+    )
+
+
+@functools.cache
+def _define(inner_class: type, flavor_name: str) -> type:
+    """The class of optimizers of `inner_class` that are distributed."""
+    adapter = flavor.load_collective(flavor_name).CollectiveAdapter
+
+    bases = (DistributedMixin, adapter, inner_class)
+    members = {
+        "__doc__": DistributedOptimizer.__doc__,
+        "__module__": __name__,
+        "_flavor": flavor_name,
+        "_inner_class": inner_class,
+    }
+    cls = type("DistributedOptimizer", bases, members)
+    return flavor.load_adapter(flavor_name).register(cls)
+
+
+def _exchanging(optimizer: Any) -> Any | None:
+    """The optimizer inside that exchanges for itself."""
+    inner = getattr(optimizer, "dense_optimizer", None)
+    return inner if getattr(inner, "exchanges_for_itself", False) else None
