@@ -73,7 +73,7 @@ def count_unusable(values: tf.Tensor) -> tf.Tensor:
     """See `tf_basis.distributed.quantize.count_unusable`."""
     library = dispatch.library_for_tensors()
     if library is not None:
-        return library.tf_basis_count_unusable(values)
+        return library.tf_basis_count_unusable(values, limit=UNUSABLE_FROM)
     return tf.math.count_nonzero(tf.logical_not(tf.abs(values) <= UNUSABLE_FROM))
 
 

@@ -8,17 +8,7 @@
 
 #include "core/bucket_update.h"
 #include "core/parallel.h"
-
-// Compiles a function with all it calls twice, for the registers of AVX2 too;
-// the machine that runs it decides. The bits are the same: see columns.h.
-// (Sanitizers do not bear such functions.)
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && \
-    !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) &&          \
-    !defined(__SANITIZE_THREAD__)
-#define TF_BASIS_WIDE __attribute__((target_clones("avx2", "default"), flatten))
-#else
-#define TF_BASIS_WIDE
-#endif
+#include "core/wide.h"
 
 namespace tf_basis {
 
