@@ -1,0 +1,1 @@
+"""Training on several processes: quantised exchange of gradients."""
