@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """Training on several processes: quantised exchange of gradients over Horovod.
 
 Importing it does not import Horovod; making a distributed object does.
@@ -37,3 +38,6 @@ __all__ = [
     "even_batches",
     "for_flavor",
 ]
+=======
+"""Training on several processes: quantised exchange of gradients."""
+>>>>>>> 1651b5f5d1a8f5b0dc97902108c26923def563e6

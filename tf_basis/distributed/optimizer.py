@@ -223,8 +223,8 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
     `BroadcastCallback`.
 
     Args:
-      optimizer: an optimizer of Keras 3 or tf_keras that has not been built. A `dense_optimizer`
-        that exchanges for itself (`OneBitAdam`) keeps its variables to itself.
+      optimizer: an optimizer of Keras 3 or tf_keras. A `dense_optimizer` that exchanges
+        for itself (`OneBitAdam`) keeps its variables to itself.
       compression: None or `"none"` (default): float32; `"fp16"`; `"onebit"`; or a
         `OneBitCompression` with settings of your own.
       average_aggregated_gradients: whether an update uses the mean (default) or the sum
@@ -236,8 +236,9 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
 
     Returns:
       An optimizer of a class derived from that of `optimizer`, with its arguments, and
-      the properties `step_weight`, `skipped_steps` and `residual_variables`. `optimizer` itself is left
-      as it is. Saved models load it wherever `tf_basis` is imported.
+      the properties `step_weight`, `skipped_steps` and `residual_variables`.
+      `optimizer` itself is left as it is. Saved models load it wherever
+      `tf_basis.distributed` is imported.
 
     Raises:
       ValueError: an argument breaks its rule; when it is built, on every rank: the

@@ -100,8 +100,8 @@ def _end(watch: Watch, begun: int, waited: float, store: _Store) -> None:
         who += f"; nothing is known of ranks {unknown}"
     sys.stderr.write(
         f"tf_basis: rank {watch.world.rank} has waited {waited:.0f} s in exchange "
-        f"{begun} of {watch.name} for other ranks; {who}. Every rank must take the same "
-        f"steps. The job ends here (timeout={watch.timeout:g}).\n"
+        f"{begun} of {watch.name} for other ranks; {who}. Every rank must take the "
+        f"same steps. The job ends here (timeout={watch.timeout:g}).\n"
     )
     sys.stderr.flush()
     os._exit(EXIT_CODE)  # the main thread waits inside Horovod: nothing can raise there
