@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Training on several processes: quantised exchange of gradients over Horovod.
 
 Importing it does not import Horovod; making a distributed object does.
@@ -38,6 +37,3 @@ __all__ = [
     "even_batches",
     "for_flavor",
 ]
-=======
-"""Training on several processes: quantised exchange of gradients."""
->>>>>>> 1651b5f5d1a8f5b0dc97902108c26923def563e6

@@ -1,4 +1,4 @@
-"""Datasets whose ranks have batches of different sizes, or different numbers of them."""
+"""Datasets whose ranks have batches of different sizes, or fewer of them."""
 
 from __future__ import annotations
 

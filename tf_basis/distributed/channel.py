@@ -106,7 +106,7 @@ class Channel:
         exchange: Callable[[tf.Tensor, tf.Tensor], Any],
         otherwise: Callable[[], Any],
     ) -> Any:
-        """`exchange(mean over the interval, turn)`; turns count the exchanges from 0."""
+        """`exchange(mean over the interval, turn)`; turns count from 0."""
         if self.accumulated is None:
             return exchange(flat, step)
         interval = self.way.interval
