@@ -65,12 +65,17 @@ def test_a_missing_gradient_on_one_rank_is_an_error_on_all(checks):
         assert result["unchanged"]
 
 
-@pytest.mark.parametrize("name", ["different_variables", "different_policies"])
-def test_different_ranks_are_an_error_on_all(checks, name):
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("different_variables", "rank 1: a_kernel (4, 5) float32"),
+        ("different_policies", "'rules': [['.*', 2, 1]]"),
+    ],
+)
+def test_different_ranks_are_an_error_on_all(checks, name, told):
     for message in checks[name]:
         assert message.startswith("ValueError: all ranks must have the same")
-        assert "a_kernel" in message
-        assert "rank 1" in message
+        assert told in message
 
 
 @pytest.mark.parametrize("name", ["wrapped", "onebit_adam"])
