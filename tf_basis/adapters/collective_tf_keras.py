@@ -22,6 +22,7 @@ class CollectiveAdapter:
         super().build(var_list)
         if not already:
             self._build_collective(list(var_list))
+            self._built = True
 
     def _add_state(self, name: str, elements: int, dtype: tf.DType) -> tf.Variable:
         with tf.init_scope():
