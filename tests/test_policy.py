@@ -94,5 +94,5 @@ def test_names_of_compressions():
     own = OneBitCompression(block=64)
     assert named(own) is own
     assert named(own.get_config()).get_config() == own.get_config()
-    with pytest.raises(ValueError, match="compression must be None, one of .* 'zip'"):
+    with pytest.raises(ValueError, match=r"compression must be None, one of .* 'zip'"):
         named("zip")
