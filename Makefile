@@ -19,12 +19,14 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-long lint format bench clean distclean system FORCE
+.PHONY: help demo test test-long horovod lint format bench clean distclean system \
+  FORCE
 
 help:
 	@echo 'make demo       set up, build, fetch MovieLens-100K, run the main example'
 	@echo 'make test       set up, build, run the tests under both Keras flavours'
 	@echo 'make test-long  the same and the long tests'
+	@echo 'make horovod    build Horovod for the TensorFlow in .venv (make test does)'
 	@echo 'make bench      run the benchmarks (BENCH_ARGS)'
 	@echo 'make lint       ruff and clang-format, changing nothing'
 	@echo 'make format     ruff and clang-format, changing files'
@@ -85,6 +87,15 @@ $(VENV)/.stamp-package: $(VENV)/.stamp-demo setup.py pyproject.toml \
 	$(PIP) install -q --no-build-isolation --no-deps -e .
 	@echo '$(CXX_FILES)' >$@
 
+# The tool leaves alone what works; it looks again when its own code, or what was
+# installed, changes.
+$(VENV)/.stamp-horovod: $(VENV)/.stamp-demo tf_basis/distributed/horovod_build.py \
+  | $(VENV)/.stamp-package
+	$(RUN) -m tf_basis install-horovod
+	@touch $@
+
+horovod: $(VENV)/.stamp-horovod
+
 # ---- the two commands -----------------------------------------------------------
 
 demo: $(VENV)/.stamp-package
@@ -93,7 +104,7 @@ demo: $(VENV)/.stamp-package
 # Each flavour in its own process; both run even if the first fails.
 define run_tests
 @status=0; \
-export KERAS_BACKEND=tensorflow TF_BASIS_OPS=require; \
+export KERAS_BACKEND=tensorflow TF_BASIS_OPS=require TF_BASIS_HOROVOD=require; \
 echo '== Keras 3'; \
 env -u TF_USE_LEGACY_KERAS $(RUN) -m pytest -n $(JOBS) -m '$(1)' $(PYTEST_ARGS) \
   || status=1; \
@@ -103,7 +114,7 @@ TF_USE_LEGACY_KERAS=1 $(RUN) -m pytest -n $(JOBS) -m '$(1)' $(PYTEST_ARGS) \
 exit $$status
 endef
 
-test: $(VENV)/.stamp-test $(VENV)/.stamp-package
+test: $(VENV)/.stamp-test $(VENV)/.stamp-package $(VENV)/.stamp-horovod
 	$(call run_tests,not long)
 
 test-long: test

@@ -1,8 +1,9 @@
 """tf_basis: optimizers for embedding tables that are too large for Adam's state."""
 
-from tf_basis import hashing
+from tf_basis import distributed, hashing
 from tf_basis._version import __version__
 from tf_basis.callbacks import GrowBuckets, retrace
+from tf_basis.distributed import OneBitAdam
 from tf_basis.optimizers import BasisAdagrad, BasisAdam, BasisSGD
 from tf_basis.planning import plan
 
@@ -11,7 +12,9 @@ __all__ = [
     "BasisAdam",
     "BasisSGD",
     "GrowBuckets",
+    "OneBitAdam",
     "__version__",
+    "distributed",
     "hashing",
     "plan",
     "retrace",

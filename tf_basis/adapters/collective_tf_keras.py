@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 from tf_basis.adapters import arguments
 from tf_basis.adapters import tf_keras as adapter
@@ -94,6 +95,50 @@ class _Hidden:
 
     def __init__(self, items: Any) -> None:
         self.items = list(items)
+
+
+def agree_in_loss_scaling() -> None:
+    """Makes all ranks of tf_keras's LossScaleOptimizer leave out the same steps.
+
+    Each would look at its own gradients, while the optimizer inside waits for the
+    others.
+    """
+    wrapper = tf_keras.mixed_precision.LossScaleOptimizer
+    cls = type(wrapper(tf_keras.optimizers.SGD()))
+    original = cls.apply_gradients
+    if getattr(original, "_agrees", False):
+        return
+
+    def apply_gradients(self, grads_and_vars, **kwargs):
+        agree = getattr(self.inner_optimizer, "_all_ranks_finite", None)
+        if agree is None or not self.dynamic:
+            return original(self, grads_and_vars, **kwargs)
+        grads_and_vars = list(grads_and_vars)
+        with tf.init_scope():
+            self.inner_optimizer.build([v for _, v in grads_and_vars])
+        state, update = self._loss_scale, type(self._loss_scale).update
+
+        def agreed(gradients):
+            values = [
+                g.values if isinstance(g, tf.IndexedSlices) else g
+                for g in tf.nest.flatten(gradients)
+                if g is not None
+            ]
+            finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values]
+            good = agree(tf.reduce_all(tf.stack(finite)))
+            return update(state, [tf.where(good, 0.0, float("nan"))])
+
+        object.__setattr__(state, "update", agreed)
+        try:
+            return original(self, grads_and_vars, **kwargs)
+        finally:
+            object.__delattr__(state, "update")
+
+    apply_gradients._agrees = True
+    cls.apply_gradients = apply_gradients
+
+
+agree_in_loss_scaling()
 
 
 def built(optimizer: Any) -> bool:

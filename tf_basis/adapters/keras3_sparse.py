@@ -56,7 +56,8 @@ def check_rows_in_loss_scaling() -> None:
     """Makes Keras's LossScaleOptimizer look at the values of IndexedSlices alone.
 
     Its own check makes them dense, and where an id occurs twice it sees the last of
-    the values only: a NaN in another one gets through.
+    the values only: a NaN in another one gets through. And where the optimizer inside
+    waits for other ranks, all ranks must decide alike whether to step.
     """
     optimizer = keras.optimizers.LossScaleOptimizer
     original = optimizer.check_finite
@@ -64,9 +65,11 @@ def check_rows_in_loss_scaling() -> None:
         return
 
     def check_finite(self, grads):
-        return original(
+        finite = original(
             self, [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
         )
+        agree = getattr(self.inner_optimizer, "_all_ranks_finite", None)
+        return finite if agree is None else agree(finite)
 
     check_finite._checks_rows = True
     optimizer.check_finite = check_finite

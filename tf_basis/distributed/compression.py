@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_basis import hyperparameters
-from tf_basis.distributed import rows
-from tf_basis.distributed.channel import Feedback
+from tf_basis.distributed import quantize, rows
+from tf_basis.distributed.channel import Channel, Feedback
 from tf_basis.distributed.exchange import RULES as EXCHANGE_RULES
-from tf_basis.distributed.exchange import OneBitExchange
-from tf_basis.distributed.policy import Policy, Rule
-from tf_basis.distributed.world import unique_name
+from tf_basis.distributed.exchange import new_variable
+from tf_basis.distributed.policy import Policy, Rule, Way
+from tf_basis.distributed.world import World, unique_name
 
 _RULES = {
     "block": EXCHANGE_RULES["block"],
@@ -102,7 +102,7 @@ class OneBitCompression:
         self.policy, self.sparse_values = policy, sparse_values
         self.feedback = Feedback(**settings)
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._exchanges: list[OneBitExchange] = []
+        self._channels: list[tuple[Channel, tf.Variable]] = []
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, ready for JSON."""
@@ -128,50 +128,65 @@ class OneBitCompression:
 
     @_Hook
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Performs the whole exchange; Horovod is left a single 1 to reduce."""
-        exchange = self._exchange_of(tensor)
-        mean = exchange.average(tf.reshape(tf.cast(tensor, tf.float32), [-1]))
-        mean = tf.cast(tf.reshape(mean, tf.shape(tensor)), tensor.dtype)
-        return tf.ones([1], tensor.dtype), tf.ensure_shape(mean, tensor.shape)
+        """Performs the whole exchange; Horovod is left a single 1 to reduce.
+
+        NaN throughout, on every rank, where some rank's tensor is not finite.
+        """
+        channel, steps = self._channel_of(tensor)
+        flat = channel.flatten([tensor])
+        unusable = channel.world.total(
+            quantize.count_unusable(flat), f"{channel.name}/unusable"
+        )
+
+        def average() -> tf.Tensor:
+            mean = channel.mean(flat, tf.reshape(steps, []))
+            steps.assign_add([1])
+            return mean
+
+        mean = tf.cond(
+            tf.equal(unusable, 0),
+            average,
+            lambda: tf.fill([channel.elements], float("nan")),
+        )
+        (mean,) = channel.split(mean)
+        return tf.ones([1], tensor.dtype), tf.cast(mean, tensor.dtype)
 
     @_Hook
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
         """The mean; W times it where Horovod reduces with `op=Sum`."""
         return ctx * tensor[0]
 
-    def _exchange_of(self, tensor: tf.Tensor) -> OneBitExchange:
+    def _channel_of(self, tensor: tf.Tensor) -> tuple[Channel, tf.Variable]:
         # Tensors are told apart by the order of the calls in a graph: it is the same
         # when Horovod traces again, on every rank.
         graph = tf.compat.v1.get_default_graph()
         number = self._calls[graph] = self._calls.get(graph, -1) + 1
-        elements = tensor.shape.num_elements()
-        if elements is None:
+        if not tensor.shape.is_fully_defined():
             raise ValueError(
                 "OneBitCompression must be given tensors of a fixed shape, received "
                 f"shape {tensor.shape}"
             )
-        if number == len(self._exchanges):
-            self._exchanges.append(
-                OneBitExchange(
-                    elements,
-                    self.feedback.block,
-                    clip_value=self.feedback.clip_value,
-                    name=unique_name("compression"),
-                )
+        shape = tuple(tensor.shape)
+        if number == len(self._channels):
+            name = unique_name("compression")
+            channel = Channel(
+                [0], [shape], Way(1, 1), self.feedback, World(), name, new_variable
             )
-        exchange = self._exchanges[number]
-        if exchange.elements != elements:
+            steps = new_variable(f"{name}_steps", 1, tf.int64)
+            self._channels.append((channel, steps))
+        channel, steps = self._channels[number]
+        if channel.shapes != [shape]:
             raise ValueError(
-                f"tensor {number} of OneBitCompression must keep its size, received "
-                f"{elements} elements after {exchange.elements}: give each tape and "
-                "each optimizer an instance of its own"
+                f"tensor {number} of OneBitCompression must keep its shape, received "
+                f"{shape} after {channel.shapes[0]}: give each tape and each optimizer "
+                "an instance of its own"
             )
-        return exchange
+        return channel, steps
 
     @property
     def residuals(self) -> list[tf.Variable]:
         """Of the exchanges through Horovod's hook; this rank's own."""
-        return [v for e in self._exchanges for v in e.residuals]
+        return [v for channel, _ in self._channels for v in channel.residuals]
 
 
 NAMES = ("none", "fp16", "onebit")

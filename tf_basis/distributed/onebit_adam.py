@@ -188,7 +188,10 @@ class OneBitAdamMixin:
 
     @property
     def skipped_steps(self) -> tf.Tensor:
-        """Steps that all ranks skipped: some rank's gradients were not finite."""
+        """Steps that all ranks skipped: some rank's gradients were not finite.
+
+        Counted by the `DistributedOptimizer` around it, where there is one.
+        """
         return tf.reshape(self._exchange.skipped, [])
 
     @property
@@ -211,7 +214,7 @@ class OneBitAdamMixin:
             name,
             [f"OneBitAdam {self._settings()}"]
             + [
-                f"{p} {s} {v.dtype} {w}"
+                f"{p} {s} {v.dtype}, {w.bits} bits every {w.interval}"
                 for p, s, v, w in zip(paths, state.shapes, variables, ways)
             ],
         )

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_basis import hyperparameters
-from tf_basis.adapters import flavor
+from tf_basis.adapters import flavor, tracking
 from tf_basis.distributed import watch
 from tf_basis.distributed.compression import OneBitCompression, named
 from tf_basis.distributed.control import Control
@@ -36,7 +36,6 @@ class _Distribution:
         self.average_aggregated_gradients = average_aggregated_gradients
         self.process_set, self.timeout = process_set, timeout
         self.reducer: GradientReducer | None = None
-        self.positions: dict[Any, int] = {}
         self.weight: tf.Variable | None = None
         self.reduction: Reduction | None = None
 
@@ -68,7 +67,10 @@ class DistributedMixin:
 
     @property
     def skipped_steps(self) -> tf.Tensor:
-        """Steps that all ranks skipped: some rank's gradients were not finite."""
+        """Steps that all ranks skipped.
+
+        Some rank's gradients were not finite, or all weights were 0.
+        """
         return self._built_distribution().reducer.skipped_steps
 
     @property
@@ -103,7 +105,6 @@ class DistributedMixin:
             )
             for v in variables
         ]
-        state.positions = {self._var_key(v): i for i, v in enumerate(variables)}
         state.reducer = GradientReducer(
             specs,
             state.compression,
@@ -118,8 +119,8 @@ class DistributedMixin:
 
     def _reduced(self, gradients: list, variables: list) -> tuple[list, list[bool]]:
         state, inner = self._built_distribution(), _exchanging(self)
-        positions = [state.positions[self._var_key(v)] for v in variables]
-        given: list = [None] * len(state.positions)
+        positions = [tracking.index_of(self, v) for v in variables]
+        given: list = [None] * len(state.reducer.specs)
         for position, gradient in zip(positions, gradients):
             given[position] = gradient
         steps = getattr(self, "gradient_accumulation_steps", None) or 1
@@ -132,12 +133,20 @@ class DistributedMixin:
         reduced = [state.reduction.gradients[p] for p in positions]
         return reduced, [not state.reducer.specs[p].leave for p in positions]
 
+    def _all_ranks_finite(self, finite: tf.Tensor) -> tf.Tensor:
+        """For a LossScaleOptimizer around this one, which may leave a step out."""
+        reducer = self._built_distribution().reducer
+        bad = reducer.world.total(
+            1.0 - tf.cast(finite, tf.float32), f"{reducer.name}/loss_scale"
+        )
+        return tf.equal(bad, 0)
+
     def _take_step(self, pairs: list, update: Callable[[list], None]) -> None:
         state, inner = self._distribution, _exchanging(self)
         due = state.reduction.due
         groups: dict[Any, list] = {}
         for gradient, variable in pairs:
-            when = due[state.positions[self._var_key(variable)]]
+            when = due[tracking.index_of(self, variable)]
             key = when if when is True else when.ref()
             groups.setdefault(key, []).append((gradient, variable))
         always = groups.pop(True, [])
@@ -163,10 +172,7 @@ class DistributedMixin:
         tf.cond(state.reduction.control.go, go, lambda: None)
 
     def _told_to(self, inner: Any, control: Control) -> Control:
-        columns = [
-            self._distribution.positions[self._var_key(v)]
-            for v in inner.exchanged_variables
-        ]
+        columns = [tracking.index_of(self, v) for v in inner.exchanged_variables]
         return control._replace(rows=tf.gather(control.rows, columns, axis=1))
 
     # ---- config ------------------------------------------------------------------
@@ -316,3 +322,7 @@ def _exchanging(optimizer: Any) -> Any | None:
     """The optimizer inside that exchanges for itself."""
     inner = getattr(optimizer, "dense_optimizer", None)
     return inner if getattr(inner, "exchanges_for_itself", False) else None
+
+
+# So that saved optimizers are known before the first is made.
+_define(flavor.load_adapter(flavor.active()).Optimizer, flavor.active())

@@ -28,6 +28,12 @@ class Spec(NamedTuple):
     dtype: str
     leave: bool = False
 
+    def described(self, way: Way) -> str:
+        """For messages."""
+        how = f"{way.bits} bits every {way.interval}"
+        how = "exchanged by its own optimizer" if self.leave else how
+        return f"{self.path} {self.shape} {self.dtype}, {how}"
+
 
 class Reduction(NamedTuple):
     """What `GradientReducer.reduce` returns.
@@ -79,7 +85,7 @@ class GradientReducer:
             world,
             name,
             [f"compression {compression.get_config()}"]
-            + [f"{s} {w}" for s, w in zip(specs, self.ways)],
+            + [s.described(w) for s, w in zip(specs, self.ways)],
         )
         self.watch = Watch(world, name, timeout)
         self.channels = []

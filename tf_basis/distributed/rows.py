@@ -25,6 +25,7 @@ def summed(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         tf.IndexedSlices(
             tf.reshape(tf.cast(slices.values, tf.float32), [-1, width]),
             tf.reshape(tf.cast(slices.indices, tf.int64), [-1]),
+            slices.dense_shape,
         ),
         padded=False,
     )

@@ -26,9 +26,7 @@ def quantize(
         return library.tf_basis_quantize_blocks(
             residual.handle, values, bits=bits, block=block, clip_value=clip_value or 0
         )
-    elements = residual.shape[0]
-    with tf.control_dependencies([_assert_length(values, elements, "values")]):
-        raw = values + residual
+    raw = _checked(values, residual.shape[0], "values") + residual
     clipped = tf.zeros([], tf.int64)
     u = raw
     if clip_value is not None:
@@ -48,9 +46,8 @@ def average(
         )
     elements = residual.shape[0]
     length = rule.message_bytes(elements, bits, block)
-    check = _assert_length(messages, workers * length, "messages")
-    with tf.control_dependencies([check]):
-        messages = tf.reshape(tf.identity(messages), [workers, length])
+    messages = _checked(messages, workers * length, "messages")
+    messages = tf.reshape(messages, [workers, length])
     total = rule.decode(messages[0], elements, bits, block)
     for rank in range(1, workers):  # in this order everywhere, or the bits differ
         total += rule.decode(messages[rank], elements, bits, block)
@@ -65,8 +62,8 @@ def dequantize(message: tf.Tensor, elements: int, bits: int, block: int) -> tf.T
             message, tf.constant(elements, tf.int64), bits=bits, block=block
         )
     length = rule.message_bytes(elements, bits, block)
-    with tf.control_dependencies([_assert_length(message, length, "message")]):
-        return rule.decode(tf.identity(message), elements, bits, block)
+    message = _checked(message, length, "message")
+    return rule.decode(message, elements, bits, block)
 
 
 def count_unusable(values: tf.Tensor) -> tf.Tensor:
@@ -86,9 +83,15 @@ def _feed_back(residual: tf.Variable, u: tf.Tensor, bits: int, block: int) -> tf
         return tf.identity(message)
 
 
-def _assert_length(tensor: tf.Tensor, length: int, name: str) -> tf.Operation | None:
-    """InvalidArgumentError unless the tensor has the shape [length]."""
-    return tf.debugging.Assert(
-        tf.reduce_all(tf.equal(tf.shape(tensor, tf.int64), [length])),
-        [f"{name} must have the shape [{length}], received", tf.shape(tensor)],
-    )
+def _checked(tensor: tf.Tensor, length: int, name: str) -> tf.Tensor:
+    """The tensor, or InvalidArgumentError unless it has the shape [length]."""
+    message = f"{name} must have the shape [{length}], received"
+    if not tensor.shape.is_compatible_with([length]):
+        raise tf.errors.InvalidArgumentError(None, None, f"{message} {tensor.shape}")
+    if tensor.shape.is_fully_defined():
+        return tensor
+    fits = tf.reduce_all(tf.equal(tf.shape(tensor, tf.int64), [length]))
+    with tf.control_dependencies(
+        [tf.debugging.Assert(fits, [message, tf.shape(tensor)])]
+    ):
+        return tf.ensure_shape(tensor, [length])

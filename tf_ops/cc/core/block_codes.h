@@ -1,19 +1,27 @@
 // Codes of 1 or 2 bits an element: packed into bytes, and read again.
+//
+// Elements are worked on in groups of 16. A group that is not full is given
+// zeros for the missing elements; whoever packs it drops their codes.
 #ifndef TF_BASIS_CORE_BLOCK_CODES_H_
 #define TF_BASIS_CORE_BLOCK_CODES_H_
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "core/four.h"
 
 namespace tf_basis {
 
-// What is done at once: the codes of a group fill kBits * 2 bytes.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "messages are little-endian and are copied as they are");
+
 constexpr int64_t kGroup = 16;
+constexpr int kFours = kGroup / 4;
+
+// The codes of a group as an integer of kBits * 2 bytes.
+template <int kBits>
+using Codes = std::conditional_t<kBits == 1, uint16_t, uint32_t>;
 
 // The scales of a block. 1 bit: `low` alone. 2 bits: of elements of magnitudes
 // below `threshold`, and of the others.
@@ -22,97 +30,54 @@ struct BlockScales {
 };
 
 template <int kBits>
-float QuantizedOf(float u, const BlockScales& scales) {
-  const float scale =
-      kBits == 1 || std::fabs(u) < scales.threshold ? scales.low : scales.high;
-  return u >= 0 ? scale : -scale;
+BlockScales LoadScales(const uint8_t* in) {
+  BlockScales scales;
+  std::memcpy(&scales.low, in, sizeof(float));
+  if (kBits == 2) std::memcpy(&scales.high, in + 4, sizeof(float));
+  return scales;
 }
 
 template <int kBits>
-unsigned CodeOf(float u, const BlockScales& scales) {
-  const unsigned positive = u >= 0;
-  if (kBits == 1) return positive;
-  return positive | (std::fabs(u) >= scales.threshold ? 2u : 0u);
+void StoreScales(const BlockScales& scales, uint8_t* out) {
+  std::memcpy(out, &scales.low, sizeof(float));
+  if (kBits == 2) std::memcpy(out + 4, &scales.high, sizeof(float));
 }
 
-#if defined(__SSE2__)
-// Bytes of a group: 255 where the element, without the bits of `drop`, is at
-// least `bound`.
-inline __m128i AtLeast(const float* u, __m128 bound, __m128 drop) {
-  const auto four = [&](int i) {
-    const __m128 x = _mm_andnot_ps(drop, _mm_loadu_ps(u + 4 * i));
-    return _mm_castps_si128(_mm_cmpge_ps(x, bound));
-  };
-  return _mm_packs_epi16(_mm_packs_epi32(four(0), four(1)),
-                         _mm_packs_epi32(four(2), four(3)));
-}
-#endif
-
-// Packs the codes of kGroup elements.
+// u <- u - q for a group; returns its codes.
 template <int kBits>
-void PackGroup(const float* u, const BlockScales& scales, uint8_t* out) {
-#if defined(__SSE2__)
-  const __m128i positive = AtLeast(u, _mm_setzero_ps(), _mm_setzero_ps());
-  if (kBits == 1) {
-    const uint16_t codes = static_cast<uint16_t>(_mm_movemask_epi8(positive));
-    std::memcpy(out, &codes, sizeof(codes));
-    return;
-  }
-  const __m128i large =
-      AtLeast(u, _mm_set1_ps(scales.threshold), _mm_set1_ps(-0.0f));
-  const unsigned first = _mm_movemask_epi8(_mm_unpacklo_epi8(positive, large));
-  const unsigned last = _mm_movemask_epi8(_mm_unpackhi_epi8(positive, large));
-  const uint32_t codes = first | last << 16;
-  std::memcpy(out, &codes, sizeof(codes));
-#else
-  constexpr int kPerByte = 8 / kBits;
-  for (int64_t b = 0; b < kGroup / kPerByte; ++b) {
-    unsigned byte = 0;
-    for (int k = 0; k < kPerByte; ++k) {
-      byte |= CodeOf<kBits>(u[b * kPerByte + k], scales) << (k * kBits);
+Codes<kBits> EncodeGroup(const BlockScales& scales, float* u) {
+  Int4 positive[kFours], large[kFours];
+  for (int j = 0; j < kFours; ++j) {
+    const Float4 x = Load4(u + 4 * j);
+    Float4 scale = All4(scales.low);
+    positive[j] = x >= All4(0.0f);
+    if (kBits == 2) {
+      large[j] = Abs4(x) >= All4(scales.threshold);
+      scale = Choose4(large[j], All4(scales.high), scale);
     }
-    out[b] = static_cast<uint8_t>(byte);
+    Store4(x - Negate4(~positive[j], scale), u + 4 * j);
   }
-#endif
+  const unsigned codes = Bits16(positive);
+  if (kBits == 1) return static_cast<Codes<kBits>>(codes);
+  return Spread16(codes) | Spread16(Bits16(large)) << 1;
 }
 
-// Packs the codes of fewer than kGroup elements; bits past the end are 0.
+// What the codes of a group stand for.
 template <int kBits>
-void PackRest(const float* u, int64_t count, const BlockScales& scales,
-              uint8_t* out) {
-  uint32_t codes = 0;
-  for (int64_t k = 0; k < count; ++k) {
-    codes |= CodeOf<kBits>(u[k], scales) << (k * kBits);
-  }
-  for (int64_t b = 0; b < (count * kBits + 7) / 8; ++b) {
-    out[b] = static_cast<uint8_t>(codes >> (8 * b));
-  }
-}
-
-// The codes of up to kGroup elements, from `bytes` bytes.
-inline uint32_t LoadCodes(const uint8_t* in, int64_t bytes) {
-  uint32_t codes = 0;
-  for (int64_t b = 0; b < bytes; ++b) {
-    codes |= static_cast<uint32_t>(in[b]) << (8 * b);
-  }
-  return codes;
-}
-
-// Calls take(k, q) for the kGroup elements of `codes`. Masks and selections
-// only, so that the compiler can do several at once.
-template <int kBits, typename Take>
-void UnpackGroup(uint32_t codes, const BlockScales& scales, const Take& take) {
-  uint32_t low, high;
-  std::memcpy(&low, &scales.low, sizeof(low));
-  std::memcpy(&high, &scales.high, sizeof(high));
-  for (int k = 0; k < kGroup; ++k) {
-    const uint32_t positive = codes & (1u << (k * kBits));
-    const uint32_t large = kBits == 1 ? 0 : codes & (2u << (k * kBits));
-    const uint32_t bits =
-        (large == 0 ? low : high) ^ (positive == 0 ? 0x80000000u : 0u);
-    float q;
-    std::memcpy(&q, &bits, sizeof(q));
-    take(k, q);
+void DecodeGroup(Codes<kBits> codes, const BlockScales& scales, Float4* q) {
+  const int32_t word = static_cast<int32_t>(codes);
+  const Int4 words = {word, word, word, word};
+  for (int j = 0; j < kFours; ++j) {
+    // Element k of these four has its bits at (4 * j + k) * kBits.
+    constexpr int32_t kStep = 1 << kBits;
+    const Int4 sign_bit = Int4{1, kStep, kStep * kStep, kStep * kStep * kStep}
+                          << (4 * j * kBits);
+    Float4 scale = All4(scales.low);
+    if (kBits == 2) {
+      const Int4 small = (words & (sign_bit << 1)) == 0;
+      scale = Choose4(small, scale, All4(scales.high));
+    }
+    q[j] = Negate4((words & sign_bit) == 0, scale);
   }
 }
 

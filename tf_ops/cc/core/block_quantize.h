@@ -14,7 +14,7 @@
 #include <cstring>
 
 #include "core/block_codes.h"
-#include "core/parallel.h"
+#include "core/four.h"
 #include "core/wide.h"
 
 namespace tf_basis {
@@ -37,120 +37,119 @@ struct BlockLayout {
   }
 };
 
-inline void StoreFloat(float x, uint8_t* out) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  for (int b = 0; b < 4; ++b) out[b] = static_cast<uint8_t>(bits >> (8 * b));
-}
-
-inline float LoadFloat(const uint8_t* in) {
-  const uint32_t bits = LoadCodes(in, 4);
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-template <int kBits>
-BlockScales LoadScales(const uint8_t* in) {
-  BlockScales scales;
-  scales.low = LoadFloat(in);
-  if (kBits == 2) scales.high = LoadFloat(in + 4);
-  return scales;
-}
-
 // Sums over the elements of a block in float64, in as many lanes as a group has
 // elements, added up in one fixed order.
 class Lanes {
  public:
-  void Add(int64_t lane, float x) { lanes_[lane] += x; }
+  void AddGroup(const Float4* x) {
+    for (int j = 0; j < kFours; ++j) AddTo(lanes_ + 2 * j, x[j]);
+  }
 
   double Sum() const {
-    double sums[kGroup];
-    std::copy_n(lanes_, kGroup, sums);
-    for (int64_t half = kGroup / 2; half > 0; half /= 2) {
+    Double2 sums[kGroup / 2];
+    std::copy_n(lanes_, kGroup / 2, sums);
+    for (int64_t half = kGroup / 4; half > 0; half /= 2) {
       for (int64_t i = 0; i < half; ++i) sums[i] += sums[i + half];
     }
-    return sums[0];
+    return sums[0][0] + sums[0][1];
   }
 
  private:
-  double lanes_[kGroup] = {};
+  Double2 lanes_[kGroup / 2] = {};
 };
 
-inline float Mean(const Lanes& lanes, int64_t count) {
-  return count == 0
-             ? 0.0f
-             : static_cast<float>(lanes.Sum() / static_cast<double>(count));
+inline float Mean(double sum, int64_t count) {
+  return count == 0 ? 0.0f
+                    : static_cast<float>(sum / static_cast<double>(count));
 }
 
-// Calls work(i, lane) for all elements, i = lane modulo kGroup.
+// A group of fewer elements, with zeros for the missing ones.
+inline const float* Padded(const float* x, int64_t count, float* group) {
+  std::fill(std::copy_n(x, count, group), group + kGroup, 0.0f);
+  return group;
+}
+
+// Calls work(i, x) for each group, x[0..16) being elements i to i + 16. Missing
+// elements are zeros, and what is written to them is lost.
 template <typename Work>
-void ForLanes(int64_t count, const Work& work) {
+void ForGroups(float* x, int64_t count, const Work& work) {
   int64_t i = 0;
-  for (; i + kGroup <= count; i += kGroup) {
-    for (int64_t lane = 0; lane < kGroup; ++lane) work(i + lane, lane);
-  }
-  for (int64_t lane = 0; i + lane < count; ++lane) work(i + lane, lane);
+  for (; i + kGroup <= count; i += kGroup) work(i, x + i);
+  if (i == count) return;
+  float rest[kGroup];
+  Padded(x + i, count - i, rest);
+  work(i, rest);
+  std::copy_n(rest, count - i, x + i);
 }
 
+// The scales of a block whose magnitudes have the sum `total`.
 template <int kBits>
-BlockScales ScalesOf(const float* u, int64_t count) {
+BlockScales ScalesOf(float* u, int64_t count, double total) {
   BlockScales scales;
-  Lanes all;
-  ForLanes(count,
-           [&](int64_t i, int64_t lane) { all.Add(lane, std::fabs(u[i])); });
-  scales.low = scales.threshold = Mean(all, count);
+  scales.low = scales.threshold = Mean(total, count);
   if (kBits == 1) return scales;
-  const float threshold = scales.threshold;
-  Lanes low, high;
-  int32_t large[kGroup] = {};
-  ForLanes(count, [&](int64_t i, int64_t lane) {
-    const float x = std::fabs(u[i]);
-    const bool is_large = x >= threshold;
-    high.Add(lane, is_large ? x : 0.0f);
-    low.Add(lane, is_large ? 0.0f : x);
-    large[lane] += is_large;
+  const Float4 threshold = All4(scales.threshold);
+  Lanes low;
+  Int4 smalls = {};
+  ForGroups(u, count, [&](int64_t, const float* x) {
+    Float4 kept[kFours];
+    for (int j = 0; j < kFours; ++j) {
+      const Float4 magnitude = Abs4(Load4(x + 4 * j));
+      const Int4 large = magnitude >= threshold;
+      kept[j] = Keep4(~large, magnitude);
+      smalls += large + 1;
+    }
+    low.AddGroup(kept);
   });
-  int64_t larges = 0;
-  for (int32_t n : large) larges += n;
-  scales.low = Mean(low, count - larges);
-  scales.high = Mean(high, larges);
+  // Missing elements, too, are small, unless the threshold is 0.
+  const int64_t missing = scales.threshold > 0 ? -count & (kGroup - 1) : 0;
+  int64_t small = -missing;
+  for (int k = 0; k < 4; ++k) small += smalls[k];
+  scales.low = Mean(low.Sum(), small);
+  // The large ones are at least small / count of the total: nothing cancels.
+  scales.high = Mean(total - low.Sum(), count - small);
   return scales;
 }
 
-// Writes the message of a block; u <- u - q.
-template <int kBits>
-void EncodeBlock(float* u, int64_t count, uint8_t* out) {
-  const BlockScales scales = ScalesOf<kBits>(u, count);
-  StoreFloat(scales.low, out);
-  if (kBits == 2) StoreFloat(scales.high, out + 4);
+// Writes the message of a block; u <- u - q. `fill(i, x)` first brings a group
+// to x, which holds what u held; what it makes of missing elements is dropped.
+template <int kBits, typename Fill>
+void EncodeBlock(float* u, int64_t count, uint8_t* out, const Fill& fill) {
+  Lanes total;
+  ForGroups(u, count, [&](int64_t i, float* x) {
+    Float4 four[kFours];
+    for (int j = 0; j < kFours; ++j) four[j] = Load4(x + 4 * j);
+    fill(i, four);
+    for (int j = 0; j < kFours; ++j) Store4(four[j], x + 4 * j);
+    if (i + kGroup > count) std::fill(x + (count - i), x + kGroup, 0.0f);
+    for (int j = 0; j < kFours; ++j) four[j] = Abs4(Load4(x + 4 * j));
+    total.AddGroup(four);
+  });
+  const BlockScales scales = ScalesOf<kBits>(u, count, total.Sum());
+  StoreScales<kBits>(scales, out);
   out += 4 * kBits;
-  int64_t i = 0;
-  for (; i + kGroup <= count; i += kGroup) {
-    PackGroup<kBits>(u + i, scales, out + i / 8 * kBits);
-    for (int64_t k = i; k < i + kGroup; ++k) {
-      u[k] -= QuantizedOf<kBits>(u[k], scales);
+  ForGroups(u, count, [&](int64_t i, float* x) {
+    Codes<kBits> codes = EncodeGroup<kBits>(scales, x);
+    const int64_t length = std::min(kGroup, count - i);
+    if (length == kGroup) {
+      std::memcpy(out + i / 8 * kBits, &codes, sizeof(codes));
+    } else {
+      codes &= (uint64_t{1} << (length * kBits)) - 1;
+      std::memcpy(out + i / 8 * kBits, &codes, (length * kBits + 7) / 8);
     }
-  }
-  PackRest<kBits>(u + i, count - i, scales, out + i / 8 * kBits);
-  for (; i < count; ++i) u[i] -= QuantizedOf<kBits>(u[i], scales);
+  });
 }
 
-// Calls take(i, q) for the first `count` elements of `codes`.
-template <int kBits, typename Take>
-void Decode(const uint8_t* codes, int64_t count, const BlockScales& scales,
-            const Take& take) {
-  int64_t i = 0;
-  for (; i + kGroup <= count; i += kGroup) {
-    UnpackGroup<kBits>(LoadCodes(codes + i / 8 * kBits, kGroup / 8 * kBits),
-                       scales, [&](int k, float q) { take(i + k, q); });
+// The codes from bit `i` * kBits on of a block of `count` elements.
+template <int kBits>
+Codes<kBits> LoadCodes(const uint8_t* codes, int64_t i, int64_t count) {
+  Codes<kBits> loaded = 0;
+  if (i + kGroup <= count) {
+    std::memcpy(&loaded, codes + i / 8 * kBits, sizeof(loaded));
+  } else {
+    std::memcpy(&loaded, codes + i / 8 * kBits, ((count - i) * kBits + 7) / 8);
   }
-  if (i == count) return;
-  const int64_t bytes = ((count - i) * kBits + 7) / 8;
-  float rest[kGroup];
-  UnpackGroup<kBits>(LoadCodes(codes + i / 8 * kBits, bytes), scales,
-                     [&](int k, float q) { rest[k] = q; });
-  for (int64_t k = 0; i + k < count; ++k) take(i + k, rest[k]);
+  return loaded;
 }
 
 // residual <- u - q for u = values + residual, clipped unless `clip` is 0.
@@ -161,18 +160,25 @@ TF_BASIS_WIDE int64_t QuantizeBlocks(const BlockLayout& layout,
                                      float* residual, uint8_t* message,
                                      int64_t begin, int64_t end) {
   int64_t clipped = 0;
+  const Float4 limit = All4(clip > 0 ? clip : INFINITY);
   for (int64_t b = begin; b < end; ++b) {
     const int64_t count = layout.length(b);
     const float* v = values + b * layout.block;
-    float* u = residual + b * layout.block;
-    for (int64_t i = 0; i < count; ++i) u[i] += v[i];
-    if (clip > 0) {
-      for (int64_t i = 0; i < count; ++i) {
-        clipped += std::fabs(u[i]) > clip;
-        u[i] = u[i] > clip ? clip : u[i] < -clip ? -clip : u[i];
+    Int4 changed = {};
+    const auto fill = [&](int64_t i, Float4* x) {
+      float rest[kGroup];
+      const float* from = v + i;
+      if (i + kGroup > count) from = Padded(from, count - i, rest);
+      for (int j = 0; j < kFours; ++j) {
+        x[j] += Load4(from + 4 * j);
+        const Int4 beyond = Abs4(x[j]) > limit;
+        changed -= beyond;
+        x[j] = Choose4(beyond, Negate4(x[j] < All4(0.0f), limit), x[j]);
       }
-    }
-    EncodeBlock<kBits>(u, count, message + b * layout.stride());
+    };
+    EncodeBlock<kBits>(residual + b * layout.block, count,
+                       message + b * layout.stride(), fill);
+    for (int k = 0; k < 4; ++k) clipped += changed[k];
   }
   return clipped;
 }
@@ -183,28 +189,24 @@ TF_BASIS_WIDE void AverageBlocks(const BlockLayout& layout,
                                  const uint8_t* messages, int64_t workers,
                                  float* residual, uint8_t* message,
                                  int64_t begin, int64_t end) {
-  constexpr int64_t kTile = 512;
-  float sums[kTile];
   const int64_t bytes = layout.message_bytes();
-  const float divisor = static_cast<float>(workers);
+  const Float4 divisor = All4(static_cast<float>(workers));
   for (int64_t b = begin; b < end; ++b) {
     const int64_t count = layout.length(b);
     const int64_t start = b * layout.stride();
-    float* u = residual + b * layout.block;
-    for (int64_t first = 0; first < count; first += kTile) {
-      const int64_t length = std::min(kTile, count - first);
-      std::fill_n(sums, length, 0.0f);
+    const auto fill = [&](int64_t i, Float4* x) {
+      Float4 sum[kFours] = {};
       for (int64_t w = 0; w < workers; ++w) {
         const uint8_t* in = messages + w * bytes + start;
-        Decode<kBits>(in + layout.header() + first / 8 * kBits, length,
-                      LoadScales<kBits>(in),
-                      [&](int64_t i, float q) { sums[i] += q; });
+        Float4 q[kFours];
+        DecodeGroup<kBits>(LoadCodes<kBits>(in + layout.header(), i, count),
+                           LoadScales<kBits>(in), q);
+        for (int j = 0; j < kFours; ++j) sum[j] += q[j];
       }
-      for (int64_t i = 0; i < length; ++i) {
-        u[first + i] = sums[i] / divisor + u[first + i];
-      }
-    }
-    EncodeBlock<kBits>(u, count, message + start);
+      for (int j = 0; j < kFours; ++j) x[j] += sum[j] / divisor;
+    };
+    EncodeBlock<kBits>(residual + b * layout.block, count, message + start,
+                       fill);
   }
 }
 
@@ -213,10 +215,15 @@ TF_BASIS_WIDE void DequantizeBlocks(const BlockLayout& layout,
                                     const uint8_t* message, float* values,
                                     int64_t begin, int64_t end) {
   for (int64_t b = begin; b < end; ++b) {
+    const int64_t count = layout.length(b);
     const uint8_t* in = message + b * layout.stride();
-    float* out = values + b * layout.block;
-    Decode<kBits>(in + layout.header(), layout.length(b), LoadScales<kBits>(in),
-                  [out](int64_t i, float q) { out[i] = q; });
+    const BlockScales scales = LoadScales<kBits>(in);
+    ForGroups(values + b * layout.block, count, [&](int64_t i, float* x) {
+      Float4 q[kFours];
+      DecodeGroup<kBits>(LoadCodes<kBits>(in + layout.header(), i, count),
+                         scales, q);
+      for (int j = 0; j < kFours; ++j) Store4(q[j], x + 4 * j);
+    });
   }
 }
 
@@ -224,8 +231,9 @@ TF_BASIS_WIDE void DequantizeBlocks(const BlockLayout& layout,
 TF_BASIS_WIDE inline int64_t CountUnusable(const float* values, int64_t count,
                                            float limit) {
   int64_t unusable = 0;
-  for (int64_t i = 0; i < count; ++i)
+  for (int64_t i = 0; i < count; ++i) {
     unusable += !(std::fabs(values[i]) <= limit);
+  }
   return unusable;
 }
 
