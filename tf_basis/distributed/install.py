@@ -112,9 +112,10 @@ def _build_in(
     environment["HOROVOD_CMAKE"] = _cmake(folder, log)
     source = _source(folder, log, environment)
     horovod_build.edit(source, tensorflow)
-    pip = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    pip = ["wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation"]
     wheels = folder / "wheels"
-    log.pip("the build failed", *pip, str(wheels), str(source), env=environment)
+    target = ["--wheel-dir", str(wheels), str(source)]
+    log.pip("the build failed", *pip, *target, env=environment)
     (wheel,) = wheels.glob("*.whl")
     # Twice: pip replaces an equal version only by force, and force would reinstall
     # the requirements too.

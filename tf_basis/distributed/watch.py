@@ -69,6 +69,17 @@ class Watch:
         return int(begun), int(ended)
 
 
+@contextlib.contextmanager
+def watched(world: World, name: str, timeout: float | None) -> Iterator[None]:
+    """Around exchanges that run now, not in a graph: all ranks get through in time."""
+    watch = Watch(world, name, timeout)
+    try:
+        with watch.waiting(None):
+            yield
+    finally:  # an error on all ranks is no waiting
+        watch.finished([])
+
+
 def _watch(reference: weakref.ref) -> None:
     seen, since, told = (0, 0), time.monotonic(), None
     store = _Store()

@@ -101,6 +101,14 @@ class World:
         )
         return tf.ensure_shape(received, [None])
 
+    def broadcast(self, tensor: tf.Tensor, root_rank: int) -> tf.Tensor:
+        """The tensor of one rank of this set, on all; now, not in a graph."""
+        if self.size == 1:
+            return tensor
+        ranks = self._set.ranks  # None: all
+        root = root_rank if ranks is None else ranks[root_rank]
+        return self._hvd.broadcast(tensor, root, process_set=self._set)
+
     def objects(self, value: Any, name: str) -> list:
         """Every rank's `value`, in rank order; now, not in a graph."""
         if self.size == 1:
