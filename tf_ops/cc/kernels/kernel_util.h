@@ -3,11 +3,6 @@
 #ifndef TF_BASIS_KERNELS_KERNEL_UTIL_H_
 #define TF_BASIS_KERNELS_KERNEL_UTIL_H_
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
-#include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -35,24 +30,6 @@ inline ParallelFor ThreadsOf(tensorflow::OpKernelContext* ctx) {
                    const std::function<void(int64_t, int64_t)>& work) {
     if (total > 0) workers->ParallelFor(total, cost, work);
   };
-}
-
-// Asks for huge pages behind memory that is about to be written for the first
-// time. A large output is fresh memory at every step, and touching 100 MB of it
-// in pages of 4 KiB takes the kernel several times longer than writing it.
-inline void PreferHugePages(void* data, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
-  const uintptr_t first = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = (first + kHuge - 1) / kHuge * kHuge;
-  const uintptr_t end = (first + bytes) / kHuge * kHuge;
-  // A wish: where it is refused, small pages do.
-  if (begin < end) {
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-  }
-#else
-  (void)data, (void)bytes;
-#endif
 }
 
 // Reads a string attribute that names one of `choices`.

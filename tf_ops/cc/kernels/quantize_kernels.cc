@@ -182,7 +182,6 @@ class DequantizeBlocksOp : public BlockOp {
     Tensor* values = nullptr;
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(0, TensorShape({elements}), &values));
-    PreferHugePages(values->flat<float>().data(), 4 * elements);
     WithBits(layout.bits, [&](auto bits) {
       ForBlocks(ctx, layout, /*cycles_per_element=*/1,
                 [&](int64_t begin, int64_t end) {
