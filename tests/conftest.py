@@ -27,13 +27,15 @@ settings.load_profile("suite")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: heavy sweeps, not in the quick run")
+    config.addinivalue_line("markers", "any_flavor: run in one flavour's process only")
 
 
 def pytest_collection_modifyitems(config, items):
     """Tests of both flavours in one process need not run twice on Keras 3.
 
     `make test` runs the suite in a process for each flavour; that of tf_keras leaves
-    out the Keras 3 half of these tests, which the other process has run.
+    out the Keras 3 half of these tests, and those marked `any_flavor`, which the other
+    process has run.
     """
     if active_flavor() == "keras3":
         return
@@ -41,6 +43,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         call = getattr(item, "callspec", None)
         repeated = call is not None and call.params.get("flavor") == "keras3"
+        repeated |= item.get_closest_marker("any_flavor") is not None
         (done if repeated else kept).append(item)
     config.hook.pytest_deselected(items=done)
     items[:] = kept

@@ -127,6 +127,7 @@ class OneBitCompression:
         return cls._default
 
     @_Hook
+    @tf.autograph.experimental.do_not_convert
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Performs the whole exchange; Horovod is left a single 1 to reduce.
 
@@ -157,9 +158,14 @@ class OneBitCompression:
         return ctx * tensor[0]
 
     def _channel_of(self, tensor: tf.Tensor) -> tuple[Channel, tf.Variable]:
-        # Tensors are told apart by the order of the calls in a graph: it is the same
-        # when Horovod traces again, on every rank.
+        # Tensors are told apart by the order of the calls in a traced function: it is
+        # the same when that is traced again, on every rank. Horovod calls from inside
+        # a condition, which has a graph of its own.
         graph = tf.compat.v1.get_default_graph()
+        while hasattr(graph, "outer_graph") and hasattr(
+            graph.outer_graph, "outer_graph"
+        ):
+            graph = graph.outer_graph
         number = self._calls[graph] = self._calls.get(graph, -1) + 1
         if not tensor.shape.is_fully_defined():
             raise ValueError(

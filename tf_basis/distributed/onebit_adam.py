@@ -192,12 +192,21 @@ class OneBitAdamMixin:
 
         Counted by the `DistributedOptimizer` around it, where there is one.
         """
-        return tf.reshape(self._exchange.skipped, [])
+        return tf.reshape(self._built_exchange().skipped, [])
 
     @property
     def frozen_at(self) -> tf.Tensor:
         """The last step of the warm-up, T; 0 while `"auto"` has not decided."""
+        self._built_exchange()
         return self._frozen_at()
+
+    def _built_exchange(self) -> _State:
+        if not self._exchange.channels:
+            raise ValueError(
+                f"optimizer '{self.name}' must be built first: call "
+                "build(trainable_variables)"
+            )
+        return self._exchange
 
     # ---- building ------------------------------------------------------------------
 

@@ -243,7 +243,8 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
     Returns:
       An optimizer of a class derived from that of `optimizer`, with its arguments, and
       the properties `step_weight`, `skipped_steps` and `residual_variables`.
-      `optimizer` itself is left as it is. Saved models load it wherever
+      `optimizer`, and a `dense_optimizer` of it, are left as they are: it has copies.
+      Saved models load it wherever
       `tf_basis.distributed` is imported.
 
     Raises:

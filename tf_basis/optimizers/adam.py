@@ -81,7 +81,8 @@ class BasisAdamMixin(MigrationMixin, BasisOptimizerMixin):
       energy_dtype: format of the row energies: `"float32"` (default), `"bfloat16"`,
         or `"log8"`, an 8-bit logarithm.
       stale_decay: let a bucket's moments decay in the steps that did not touch it,
-        as those of Adam do, when it is touched again. Default False.
+        as those of Adam do, when it is touched again. Default False (it gained
+        nothing in `benchmarks/stale_decay.py`).
       weight_decay: decoupled decay per step; of a table, of its touched rows only;
         not of variables of the `dense_optimizer`. Default None.
       row_clipnorm: largest L2 norm of a table row's summed gradient. Default None.

@@ -46,7 +46,7 @@ void StoreScales(const BlockScales& scales, uint8_t* out) {
 // u <- u - q for a group; returns its codes.
 template <int kBits>
 Codes<kBits> EncodeGroup(const BlockScales& scales, float* u) {
-  Int4 positive[kFours], large[kFours];
+  Int4 positive[kFours], large[kFours] = {};
   for (int j = 0; j < kFours; ++j) {
     const Float4 x = Load4(u + 4 * j);
     Float4 scale = All4(scales.low);
@@ -57,9 +57,8 @@ Codes<kBits> EncodeGroup(const BlockScales& scales, float* u) {
     }
     Store4(x - Negate4(~positive[j], scale), u + 4 * j);
   }
-  const unsigned codes = Bits16(positive);
-  if (kBits == 1) return static_cast<Codes<kBits>>(codes);
-  return Spread16(codes) | Spread16(Bits16(large)) << 1;
+  return static_cast<Codes<kBits>>(kBits == 1 ? Bits16(positive)
+                                              : Bits32(positive, large));
 }
 
 // What the codes of a group stand for.

@@ -59,28 +59,43 @@ inline void AddTo(Double2* sums, Float4 x) {
 #endif
 }
 
-// Bit i of the result: element i of the 16 of the masks.
-inline unsigned Bits16(const Int4* masks) {
 #if defined(__SSE2__)
+// The 16 masks as bytes.
+inline __m128i Bytes16(const Int4* masks) {
   const auto m = [masks](int i) { return reinterpret_cast<__m128i>(masks[i]); };
-  return _mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(m(0), m(1)),
-                                           _mm_packs_epi32(m(2), m(3))));
+  return _mm_packs_epi16(_mm_packs_epi32(m(0), m(1)),
+                         _mm_packs_epi32(m(2), m(3)));
+}
 #else
-  unsigned bits = 0;
-  for (int j = 0; j < 4; ++j) {
-    const Int4 m = masks[j] & Int4{1, 2, 4, 8};
-    bits |= static_cast<unsigned>(m[0] | m[1] | m[2] | m[3]) << (4 * j);
+// `step` bits for each of the 16 masks, of which the lowest is set or not.
+inline uint32_t SpreadBits(const Int4* masks, int step) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) {
+    bits |= static_cast<uint32_t>(masks[i / 4][i % 4] & 1) << (i * step);
   }
   return bits;
+}
+#endif
+
+// Bit i of the result: mask i of 16.
+inline uint32_t Bits16(const Int4* masks) {
+#if defined(__SSE2__)
+  return _mm_movemask_epi8(Bytes16(masks));
+#else
+  return SpreadBits(masks, 1);
 #endif
 }
 
-// Puts a 0 bit above each of 16 bits.
-inline uint32_t Spread16(uint32_t x) {
-  x = (x | x << 8) & 0x00ff00ffu;
-  x = (x | x << 4) & 0x0f0f0f0fu;
-  x = (x | x << 2) & 0x33333333u;
-  return (x | x << 1) & 0x55555555u;
+// Bits 2 * i and 2 * i + 1 of the result: mask i of `low` and of `high`.
+inline uint32_t Bits32(const Int4* low, const Int4* high) {
+#if defined(__SSE2__)
+  const __m128i l = Bytes16(low), h = Bytes16(high);
+  const uint32_t first = _mm_movemask_epi8(_mm_unpacklo_epi8(l, h));
+  const uint32_t last = _mm_movemask_epi8(_mm_unpackhi_epi8(l, h));
+  return first | last << 16;
+#else
+  return SpreadBits(low, 2) | SpreadBits(high, 2) << 1;
+#endif
 }
 
 }  // namespace tf_basis
