@@ -83,6 +83,11 @@ class CollectiveOptimizer(CollectiveAdapter, Optimizer):
         super().__init__(**kwargs)
         self._learning_rate = self._build_learning_rate(learning_rate)
 
+    def build(self, var_list: list) -> None:
+        """Once, however often: tf_keras calls it in every step that it traces."""
+        super().build(var_list)
+        self._built = True
+
     def get_config(self) -> dict[str, Any]:
         """The arguments that the base takes."""
         config = super().get_config()
