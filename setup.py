@@ -42,6 +42,20 @@ def _load_build_config():
 config = _load_build_config()
 
 
+def require_wheel() -> None:
+    """Without `wheel` older setuptools ends with "invalid command 'bdist_wheel'"."""
+    names = {"bdist_wheel", "dist_info", "editable_wheel"}
+    if not names & set(sys.argv):
+        return
+    for module in ("setuptools.command.bdist_wheel", "wheel"):
+        if importlib.util.find_spec(module) is not None:
+            return
+    raise SystemExit(
+        "\ntf_basis: building without isolation needs the package `wheel` (or "
+        "setuptools>=70.1) in this environment: pip install wheel\n"
+    )
+
+
 def skip_ops() -> bool:
     value = os.environ.get("TF_BASIS_SKIP_OPS", "0")
     if value not in ("", "0", "1"):
@@ -181,6 +195,7 @@ class Build(build):
         super().run()
 
 
+require_wheel()
 setup(
     license="Apache-2.0",
     ext_modules=[]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
+
+
+def verbosity() -> str | int:
+    """Keras's `verbose`: progress bars on a terminal, one line an epoch in a log."""
+    return "auto" if sys.stdout.isatty() else 2
 
 
 def auc(label: np.ndarray, score: np.ndarray) -> float:

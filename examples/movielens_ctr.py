@@ -32,7 +32,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import movielens_data
 import numpy as np
-from comparison import auc, gains_of, log_loss, print_claim, print_table, summary
+from comparison import (
+    auc,
+    gains_of,
+    log_loss,
+    print_claim,
+    print_table,
+    summary,
+    verbosity,
+)
 from movielens_features import Features, forget_users, make_features
 
 import tf_basis
@@ -163,7 +171,10 @@ def train(name, rate, features, label, n_train, n_end, seed, args) -> dict:
     timer = StepTimer()
     print(f"{name}, learning rate {rate:g}, seed {seed}", flush=True)
     model.fit(
-        Batches(arrays, args.batch_size, seed), epochs=args.epochs, callbacks=[timer]
+        Batches(arrays, args.batch_size, seed),
+        epochs=args.epochs,
+        callbacks=[timer],
+        verbose=verbosity(),
     )
     logit = scores(model, features, n_train, n_end)
     test = slice(n_train, n_end)

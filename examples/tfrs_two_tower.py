@@ -24,6 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import movielens_data
 import numpy as np
 import tensorflow as tf
+from comparison import verbosity
 
 try:
     import tensorflow_recommenders as tfrs
@@ -149,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     batches = make_dataset(user, item).shuffle(len(user), seed=args.seed)
     test_set = make_dataset(log.user[test], log.item[test])
     untrained = top_k(model, test_set)
-    model.fit(batches.batch(args.batch_size), epochs=args.epochs)
+    model.fit(batches.batch(args.batch_size), epochs=args.epochs, verbose=verbosity())
     users, (items, count) = np.unique(user), np.unique(item, return_counts=True)
     score = model.user_tower(users).numpy() @ model.item_tower(items).numpy().T
     popular = np.broadcast_to(count, score.shape)

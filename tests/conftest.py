@@ -30,21 +30,47 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "any_flavor: run in one flavour's process only")
 
 
-def pytest_collection_modifyitems(config, items):
-    """Tests of both flavours in one process need not run twice on Keras 3.
+# Where the quick run tries tf_keras beside Keras 3 in one process too.
+BOTH_IN_ONE_PROCESS = ("test_basis_adam", "test_ecosystem", "test_errors")
+# What has nothing to do with a flavour of Keras.
+WITHOUT_KERAS = (
+    "test_build.py",
+    "test_formats.py",
+    "test_hashing.py",
+    "test_movielens_data.py",
+    "test_reference.py",
+    "test_sizes.py",
+)
+# Sweeps over the options of the rules, below the adapters.
+OF_THE_RULES = ("test_family_", "test_golden.py", "test_parity.py")
 
-    `make test` runs the suite in a process for each flavour; that of tf_keras leaves
-    out the Keras 3 half of these tests, and those marked `any_flavor`, which the other
-    process has run.
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(config, items):
+    """What both processes of `make test`, one for each flavour, need not run twice.
+
+    Of tests of both flavours, that of tf_keras leaves out the Keras 3 half, and in
+    that of Keras 3 the tf_keras half is long, but for a sample. In that of tf_keras
+    tests without Keras are long, and of sweeps over the rules all but every fifth;
+    those marked `any_flavor` it leaves out.
     """
-    if active_flavor() == "keras3":
-        return
-    kept, done = [], []
+    active, kept, done = active_flavor(), [], []
+    sweep = 0
     for item in items:
+        name = item.path.name
         call = getattr(item, "callspec", None)
-        repeated = call is not None and call.params.get("flavor") == "keras3"
-        repeated |= item.get_closest_marker("any_flavor") is not None
-        (done if repeated else kept).append(item)
+        other = call is not None and call.params.get("flavor", active) != active
+        if active == "keras3":
+            again = other and not name.startswith(BOTH_IN_ONE_PROCESS)
+        elif call is not None and name.startswith(OF_THE_RULES):
+            again = sweep % 5 > 0
+            sweep += not other
+        else:
+            again = name in WITHOUT_KERAS
+        if again:
+            item.add_marker(pytest.mark.long)
+        other |= item.get_closest_marker("any_flavor") is not None
+        (done if other and active == "tf_keras" else kept).append(item)
     config.hook.pytest_deselected(items=done)
     items[:] = kept
 

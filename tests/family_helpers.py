@@ -269,6 +269,17 @@ CASES = {
 }
 
 
+def touching_every_mode(cases: dict) -> list[str]:
+    """The first cases that have between them every value of every argument."""
+    seen, chosen = set(), []
+    for name, (kind, arguments) in cases.items():
+        values = {(kind, key, repr(value)) for key, value in arguments.items()}
+        if values - seen:
+            seen |= values
+            chosen.append(name)
+    return chosen
+
+
 class FamilyRun(TableRun):
     """One optimizer of the family and one compressed table."""
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from helpers import (
     BACKENDS,
     TOLERANCE,
+    TableRun,
     assert_same_bits,
     make_optimizer,
     make_slices,
@@ -152,3 +153,30 @@ def test_under_xla_only_bad_rows():
     compiled = tf.function(model.apply, jit_compile=True)
     compiled(tf.constant([-5, ROWS, 2**31 - 1]), tf.ones((3, 3)))
     assert_same_bits(before, state_of(model.optimizer, model.table))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "int64"])
+@pytest.mark.parametrize("more", [{}, {"clipnorm": 1.0}], ids=["plain", "clipped"])
+def test_ids_of_any_integer_type(backend, flavor, dtype, more):
+    states = []
+    for kind in ("int32", dtype):
+        run = TableRun(np.ones((9, 2)), flavor, num_buckets=3, **more)
+        gradient = tf.IndexedSlices(
+            tf.constant([[1.0, 2.0], [3.0, 4.0], [0.5, 0.5]]),
+            tf.constant([4, 7, 4], kind),
+            tf.constant([9, 2]),
+        )
+        run.optimizer.apply_gradients([(gradient, run.variable)])
+        states.append(run.state())
+    assert_same_bits(*states)
+    assert states[0]["bucket_steps"].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_ids_must_be_integers(backend, flavor, dtype):
+    run = TableRun(np.ones((9, 2)), flavor, num_buckets=3)
+    before = run.state()
+    gradient = tf.IndexedSlices(tf.ones([1, 2]), tf.ones([1], dtype), (9, 2))
+    with pytest.raises(ValueError, match=f"'table' must have integer .*{dtype}"):
+        run.optimizer.apply_gradients([(gradient, run.variable)])
+    assert_same_bits(run.state(), before)

@@ -342,3 +342,21 @@ def test_wheel_without_ops_is_pure_and_works(project, tmp_path):
         TF_BASIS_OPS="auto",
     )
     assert f"at {site}" in out
+
+
+@pytest.mark.parametrize("command", ["bdist_wheel", "dist_info", "editable_wheel"])
+def test_missing_wheel_is_named(project, command):
+    _, run = project
+    source = (
+        "import importlib.util as util, runpy, sys\n"
+        "real = util.find_spec\n"
+        "missing = ('wheel', 'setuptools.command.bdist_wheel')\n"
+        "util.find_spec = lambda n, *p: None if n in missing else real(n, *p)\n"
+        f"sys.argv = ['setup.py', {command!r}]\n"
+        "try:\n"
+        "    runpy.run_path('setup.py', run_name='__main__')\n"
+        "except SystemExit as error:\n"
+        "    print('said:', error)\n"
+    )
+    out = run("-c", source, TF_BASIS_SKIP_OPS="1")
+    assert "pip install wheel" in out.split("said:")[1]

@@ -191,15 +191,15 @@ def test_empty_batch_changes_nothing_but_iterations(flavor, backend, case):
 
 
 @case
-@pytest.mark.parametrize("bad", [-1, ROWS])
-def test_bad_index_is_an_error_that_changes_nothing(flavor, backend, case, bad):
+def test_bad_index_is_an_error_that_changes_nothing(flavor, backend, case):
     problem = Problem(case, flavor).train(0, 2)
     before = problem.arrays()
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError)) as error:
-        problem.step(([3, bad, 5], np.ones((3, DIM))))
-    for part in ("table", str(bad), str(ROWS)):
-        assert part in str(error.value)
-    assert_same_bits(before, problem.arrays())
+    for bad in (-1, ROWS):
+        with pytest.raises((tf.errors.InvalidArgumentError, ValueError)) as error:
+            problem.step(([3, bad, 5], np.ones((3, DIM))))
+        for part in ("table", str(bad), str(ROWS)):
+            assert part in str(error.value)
+        assert_same_bits(before, problem.arrays())
 
 
 # ---- functions, variables, schedules -----------------------------------------------

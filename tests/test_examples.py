@@ -99,6 +99,8 @@ def ctr_run(movielens, tmp_path_factory):
 def test_ctr_prints_one_table(ctr_run):
     done, result = ctr_run
     lines = done.stdout.splitlines()
+    # In a log an epoch is one line: 4 optimizers, 2 seeds, 2 epochs.
+    assert sum(" - loss: " in line for line in lines) == 16
     head = next(i for i, line in enumerate(lines) if line.startswith("optimizer "))
     for column in ("rate", "AUC", "log-loss", "bytes", "ms/step"):
         assert column in lines[head]

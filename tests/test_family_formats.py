@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from family_helpers import ADAM, SGD, FamilyRun, hot_batch
-from helpers import TOLERANCE
+from family_helpers import ADAM, SGD, FamilyRun, assert_matches, hot_batch
+from helpers import BACKENDS, TOLERANCE, assert_same_bits
 from reference.basis_family import FamilyTable
+
+from tf_basis.ops import loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scalar.*:UserWarning")
 
@@ -223,3 +225,44 @@ def test_epsilon_of_float16_moments(backend, moment_dtype, rng):
     state = run.state()
     reference.step(np.arange(30), values, stored=state | {"theta": reference.theta})
     np.testing.assert_allclose(state["theta"], reference.theta, rtol=1e-4, atol=1e-5)
+
+
+HUGE = {
+    "adam": ("BasisAdam", {"num_buckets": 2}),
+    "adam-shared": ("BasisAdam", {"num_buckets": 2, "momentum": "shared"}),
+    "adam-double": ("BasisAdam", {"num_buckets": 3, "hashing": "double"}),
+    "adam-sequential": (
+        "BasisAdam",
+        {"num_buckets": 2, "collision_reduce": "sequential"},
+    ),
+    "adam-learned": (
+        "BasisAdam",
+        {"num_buckets": 2, "momentum": "shared", "invariant_scalar": "learned"},
+    ),
+    "adagrad": ("BasisAdagrad", {"num_buckets": 2}),
+    "adam-low": ("BasisAdam", {"num_buckets": 2, **LOW}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize("case", HUGE)
+def test_huge_gradients_stay_finite(case):
+    """Squares beyond float32 stop at its largest number, alike in all three."""
+    kind, arguments = HUGE[case]
+    exact = "moment_dtype" not in arguments
+    states = []
+    for mode in BACKENDS.values():
+        run = FamilyRun(kind, np.ones((6, 3)), learning_rate=0.1, **arguments)
+        reference = FamilyTable(kind, np.ones((6, 3)), learning_rate=0.1, **arguments)
+        with loader.use(mode):
+            for scale in (1.0, 1e20, 3e38, 1.0, 1e19):
+                values = scale * np.array([[1.0, -0.5, 0.25], [0.5, 1.0, 1.0]])
+                run.step([1, 4], values)
+                reference.step([1, 4], np.float32(values))
+                if exact:
+                    assert_matches(run, reference)
+        states.append(run.state())
+        for field, value in states[-1].items():
+            assert np.all(np.isfinite(value.astype(np.float64))), field
+        assert np.all(states[-1]["theta"][[1, 4]] != 1)
+    assert_same_bits(*states)

@@ -17,6 +17,7 @@ from helpers import (
     TableRun,
     assert_matches_reference,
     assert_same_bits,
+    make_variable,
     optimizer_arrays,
     random_batch,
     to_numpy,
@@ -235,3 +236,31 @@ def test_errors(flavor):
     optimizer.resize(variable, num_buckets=40)
     with pytest.raises(ValueError, match="give num_buckets"):
         optimizer.resize(variable, factor=0.5)
+
+
+@pytest.mark.parametrize("change", ["resize", "grow_rows"])
+def test_a_stale_function_says_what_to_do(backend, flavor, change):
+    """It names the table and `retrace`, and changes nothing."""
+    table = Table("adam", 15, flavor)
+
+    def one_step(values):
+        shape = tuple(table.variable.shape)
+        slices = tf.IndexedSlices(values, tf.constant([3, 4]), shape)
+        table.optimizer.apply_gradients([(slices, table.variable)])
+
+    step, values = tf.function(one_step), tf.ones([2, DIM])
+    step(values)
+    variable = table.variable
+    if change == "resize":
+        table.optimizer.resize(variable, factor=2)
+    else:
+        table.variable = make_variable(np.zeros((N_ROWS + 5, DIM)), flavor)
+        table.optimizer.grow_rows(variable, table.variable)
+    before = {**table.state(), "old": to_numpy(variable)}
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        step(values)
+    for part in ("table 'table'", "retrace", "resized or got rows"):
+        assert part in str(error.value).replace("\\'", "'")  # as TensorFlow prints it
+    assert_same_bits({**table.state(), "old": to_numpy(variable)}, before)
+    tf.function(one_step)(values)
+    assert table.state()["bucket_steps"].any()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -153,9 +154,10 @@ def table_layouts(
     kept = sum(bytes_of(x) for i, x in enumerate(layouts) if i not in shared)
     least = kept + sum(d.bytes_at(d.least) for d in shared.values())
     if budget < least:
+        where = f"each of the {len(tables)} tables" if len(tables) > 1 else "the table"
         raise ValueError(
             f"state_budget must be at least {least} bytes, which pay for one shared "
-            f"bucket in each of the {len(tables)} tables, received {state_budget!r}"
+            f"bucket in {where}, received {state_budget!r}"
         )
     for i, buckets in zip(shared, divide(list(shared.values()), budget - kept)):
         layouts[i] = layout_at(*tables[i], buckets)
@@ -163,10 +165,22 @@ def table_layouts(
 
 
 def check_sizes(arguments: Mapping[str, Any], function: Callable) -> None:
-    """Raises where arguments of `function` give a budget and another size too."""
-    if arguments["state_budget"] is None:
-        return
+    """Raises where arguments of `function` give a budget and another size too.
+
+    Warns where a ratio has no effect, since a count outranks it.
+    """
     defaults = inspect.signature(function).parameters
+    ratio = arguments["compression_ratio"]
+    if arguments["state_budget"] is None:
+        if arguments["num_buckets"] is not None and (
+            ratio != defaults["compression_ratio"].default
+        ):
+            warnings.warn(
+                f"num_buckets={arguments['num_buckets']!r} decides the buckets, so "
+                f"compression_ratio={ratio!r} has no effect",
+                stacklevel=2,
+            )
+        return
     for name in ("num_buckets", "compression_ratio"):
         if arguments[name] != defaults[name].default:
             raise ValueError(

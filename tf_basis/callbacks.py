@@ -27,7 +27,16 @@ def retrace(model: Any) -> None:
 
     Args:
       model: a compiled model of either Keras.
+
+    Raises:
+      ValueError: it is no such model.
     """
+    if not hasattr(model, "make_train_function") or (
+        getattr(model, "optimizer", None) is None
+    ):
+        raise ValueError(
+            f"model must be a compiled model of either Keras, received {model!r}"
+        )
     model.make_train_function(force=True)
 
 

@@ -14,7 +14,8 @@ import tensorflow as tf
 from tf_basis.ops import dispatch, hash_ops
 from tf_basis.ops.table_op import update_table
 from tf_basis.rules import formats
-from tf_basis.rules.bucket import BucketRule, TableState, table_step
+from tf_basis.rules.bucket import table_step
+from tf_basis.rules.bucket_rule import BucketRule, TableState
 from tf_basis.rules.grouping import group_rows
 from tf_basis.tables import TableLayout
 
@@ -23,6 +24,11 @@ Gradient = tf.Tensor | tf.IndexedSlices
 # The root of the smallest positive float16: below it second moments vanish, and a
 # smaller epsilon would let steps explode there.
 LEAST_FLOAT16_EPSILON = 2.0**-12
+
+STALE = (
+    "table '{}' was resized or got rows after this function had been traced: trace it "
+    "anew, with tf_basis.retrace(model) where the function is Keras's"
+)
 
 _SCALARS = ("row_energy", "scalar")
 _ROUNDING = {
@@ -71,6 +77,27 @@ def fit_to_formats(rule: BucketRule, layout: TableLayout) -> BucketRule:
     if rule.second is None or layout.moment_dtype != "float16":
         return rule
     return replace(rule, epsilon=max(rule.epsilon, LEAST_FLOAT16_EPSILON))
+
+
+def with_row_ids(gradient: Gradient | None, path: str) -> Gradient | None:
+    """IndexedSlices of any integer type as int32 or int64; others as they are.
+
+    Raises:
+      ValueError: the indices are no integers.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices = gradient.indices
+    if indices.dtype in (tf.int32, tf.int64):
+        return gradient
+    if not indices.dtype.is_integer:
+        raise ValueError(
+            f"the gradient of '{path}' must have integer indices, received indices of "
+            f"type {indices.dtype.name}"
+        )
+    return tf.IndexedSlices(
+        gradient.values, tf.cast(indices, tf.int64), gradient.dense_shape
+    )
 
 
 def check_gradient(
@@ -143,7 +170,8 @@ def _update_table_twin(
     checks = []
     if not dispatch.in_xla():
         checks = [
-            hash_ops.assert_rows(indices, mapping.n_rows, f"table '{layout.path}'")
+            hash_ops.assert_rows(indices, mapping.n_rows, f"table '{layout.path}'"),
+            *_assert_current(layout, slots),
         ]
     with tf.control_dependencies([c for c in checks if c is not None]):
         groups = group_rows(indices, values, mapping, padded=dispatch.in_xla())
@@ -206,6 +234,18 @@ def _update_table_twin(
     _write(table, groups.rows, stored["table"], groups.is_row)
     for name, slot in slots.items():
         _write(slot, *writes[name])
+
+
+def _assert_current(layout: TableLayout, slots: Mapping[str, tf.Variable]) -> list:
+    """Ops that fail where a slot was replaced after a function was traced with it.
+
+    `resize` and `grow_rows` leave such a slot without rows.
+    """
+    if tf.executing_eagerly():
+        return []
+    # Not tf.shape, which knows no better than the trace.
+    sizes = [tf.raw_ops.VariableShape(input=slot.handle)[0] for slot in slots.values()]
+    return [tf.debugging.Assert(tf.reduce_min(sizes) > 0, [STALE.format(layout.path)])]
 
 
 def _storage(

@@ -137,7 +137,7 @@ def resized(
                 f"shared ones to multiply: give num_buckets, received factor={factor!r}"
             )
         num_buckets = mapping.owners + max(round(factor * shared), 1)
-    hyperparameters.check("num_buckets", num_buckets)
+    hyperparameters.check("num_buckets", num_buckets, hyperparameters.count)
     if num_buckets >= mapping.n_rows:
         return {"num_buckets": int(num_buckets)}
     return {**record, "num_buckets": int(num_buckets)}

@@ -94,7 +94,7 @@ def bucket_of_rows(
     Consistent Hash Algorithm", 2014.
     """
     hyperparameters.check("n_rows", n_rows)
-    hyperparameters.check("num_buckets", num_buckets)
+    hyperparameters.check("num_buckets", num_buckets, hyperparameters.count)
     hyperparameters.check("hashing", hashing)
     hyperparameters.check("seed", seed)
     mapping = row_mapping(n_rows, num_buckets, exclusive_rows, hashing, seed)
@@ -171,7 +171,7 @@ def load_statistics(buckets: Any, num_buckets: int) -> dict[str, float]:
     >>> load_statistics([0, 0, 1], 3)["max"]
     2
     """
-    hyperparameters.check("num_buckets", num_buckets)
+    hyperparameters.check("num_buckets", num_buckets, hyperparameters.count)
     buckets = _as_integers(np.asarray(buckets), "buckets").ravel()
     outside = buckets[(buckets < 0) | (buckets >= num_buckets)]
     if outside.size:

@@ -60,6 +60,9 @@ def choice(*names: str | None) -> Rule:
     return Rule(f"one of {', '.join(map(repr, names))}", lambda v: v in names)
 
 
+# Where there must be a number of buckets; as an optimizer's argument it is optional.
+count = integer("of at least 1", lambda v: v >= 1)
+
 flag = Rule("True or False", lambda v: isinstance(v, bool))
 
 
@@ -142,7 +145,7 @@ RULES: dict[str, Rule] = {
     "stale_decay": flag,
     "nesterov": flag,
     "initial_accumulator_value": real("of at least 0", lambda v: v >= 0),
-    "n_rows": integer("of at least 1", lambda v: v >= 1),
+    "n_rows": count,
     "num_buckets": integer("of at least 1", lambda v: v >= 1, optional=True),
     "exclusive_rows": Rule(
         "an integer of at least 0, a list of different rows or 'auto'",

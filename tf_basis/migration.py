@@ -19,7 +19,7 @@ from tf_basis.moments import (
     seen_part,
     to_format,
 )
-from tf_basis.rules.bucket import BucketRule
+from tf_basis.rules.bucket_rule import BucketRule
 from tf_basis.tables import TableLayout
 from tf_basis.transfer import view_of_rows
 

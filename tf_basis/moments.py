@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_basis.ops import hash_ops
 from tf_basis.ops.hash_ops import RowMapping
-from tf_basis.rules.bucket import BucketRule
+from tf_basis.rules.bucket_rule import BucketRule
 from tf_basis.rules.formats import LOG8_LEVELS
 
 State = dict[str, np.ndarray]

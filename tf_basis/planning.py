@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from tf_basis import budget, engine, hyperparameters
-from tf_basis.optimizers import selection
+from tf_basis.optimizers import selection, setting_checks
 from tf_basis.rules import adam
 from tf_basis.tables import TableLayout
 
@@ -158,6 +158,13 @@ def plan(
     def slots_of(layout: TableLayout) -> dict[str, tuple]:
         return engine.slot_specs(layout, rule)
 
+    rows = setting_checks.rows_of(chosen, lambda item: item.path)
+    setting_checks.check_patterns(settings, list(rows))
+    setting_checks.check_frequencies(
+        setting_checks.frequency_lengths(None, table_settings), settings, rows
+    )
+    owners = arguments["exclusive_rows"]
+    setting_checks.warn_of_sizes(num_buckets, owners, settings, rows)
     layouts = budget.table_layouts(
         [(x.path, x) for x in chosen], defaults, settings, state_budget, slots_of
     )
@@ -192,6 +199,11 @@ def _path_of(variable: Any) -> str:
 
 
 def _items(source: Any) -> list[_Item]:
+    if hasattr(source, "apply_gradients"):
+        raise ValueError(
+            "model_or_shapes must be a model, variables or shapes; the settings of an "
+            f"optimizer are arguments of plan, received the optimizer {source!r}"
+        )
     if not getattr(source, "built", True):
         raise ValueError(f"model_or_shapes must be a built model, received {source!r}")
     if hasattr(source, "trainable_variables"):

@@ -21,7 +21,8 @@ from tf_basis.moments import (
     divide_rows,
     rows_that_own,
 )
-from tf_basis.rules.bucket import VOTES_TO_OWN, BucketRule
+from tf_basis.rules.bucket_rule import BucketRule
+from tf_basis.rules.leaders import VOTES_TO_OWN
 from tf_basis.tables import TableLayout
 
 

@@ -46,7 +46,7 @@ OWN_LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,defs")
 
 HOW_TO_BUILD = (
     "To compile the C++ ops against the TensorFlow of this environment, type\n"
-    '    pip install "tensorflow>=2.16" && pip install --no-build-isolation .\n'
+    '    pip install "tensorflow>=2.16" wheel && pip install --no-build-isolation .\n'
     "To install without them (slower, same results), type\n"
     "    TF_BASIS_SKIP_OPS=1 pip install ."
 )

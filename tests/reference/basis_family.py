@@ -14,6 +14,7 @@ from .hashing_family import most_frequent_rows, pairs_of_table
 
 VOTES_TO_OWN, MOST_VOTES = 8, 64
 LEAST_FLOAT16_EPSILON = 2.0**-12
+LARGEST = float(np.finfo(np.float32).max)  # where state stops
 
 _COMMON = {
     "exclusive_rows": 0,
@@ -191,6 +192,7 @@ class FamilyTable:
         rate = self._rate(moment)
         weight = 1 - rate if self.kind == "BasisAdam" else 1.0
         array[bucket] = rate * array[bucket] + weight * value
+        array[bucket] = np.clip(array[bucket], -LARGEST, LARGEST)
 
     def _update_bucket(self, bucket: int, rows, grads) -> None:
         """`rows` of this bucket were touched, ascending; `grads` are theirs."""
@@ -204,11 +206,13 @@ class FamilyTable:
                 grads = own  # no others enter; without the leader, nobody
         if not len(grads):
             return
+        squares = np.minimum(grads * grads, LARGEST)
         if self.h.collision_reduce == "sequential":
-            pairs = [(g, g * g) for g in grads]
+            pairs = list(zip(grads, squares, strict=True))
         else:
             reduce = {"mean": np.mean, "sum": np.sum}[self.h.collision_reduce]
-            pairs = [(reduce(grads, axis=0), reduce(grads * grads, axis=0))]
+            reduced = [reduce(x, axis=0) for x in (grads, squares)]
+            pairs = [np.clip(reduced, -LARGEST, LARGEST)]
         for first, second in pairs:
             self.bucket_steps[bucket] += 1
             if not self.led:
@@ -251,7 +255,8 @@ class FamilyTable:
         return np.mean([self._unbiased("first", b) for b in self.pairs[row]], axis=0)
 
     def _v_hat(self, row: int) -> np.ndarray:
-        return np.min([self._unbiased("second", b) for b in self.pairs[row]], axis=0)
+        hats = [self._unbiased("second", b) for b in self.pairs[row]]
+        return np.minimum(np.min(hats, axis=0), LARGEST)
 
     def _divisor(self, row: int):
         if self.kind == "BasisSGD":
@@ -292,7 +297,7 @@ class FamilyTable:
             q = energy
         else:
             q = self.h.scalar_decay * q + (1 - self.h.scalar_decay) * energy
-        self.row_energy[row] = q
+        self.row_energy[row] = min(q, LARGEST)
         self._round("row_energy", row)
         q = self.row_energy[row]
         if q == 0 or self._owns(row):  # a leader may lose its bucket: q goes on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def check(
+    optimizer: Any,
     flavor: str,
     received: Mapping[str, Any],
     known: Collection[str],
@@ -27,6 +29,7 @@ def check(
     """Refuses arguments that this flavour of Keras does not have.
 
     Args:
+      optimizer: what the arguments are for.
       flavor: the name of the flavour, for messages.
       received: the arguments of the optimizer base, by name.
       known: the names it takes.
@@ -38,10 +41,12 @@ def check(
     """
     for name, value in received.items():
         if name not in known:
-            hint = advice.get(name, f"{flavor} takes {', '.join(sorted(known))}")
+            kind = type(optimizer)
+            own = set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
+            hint = advice.get(name, f"it takes {', '.join(sorted(own | {*known}))}")
             raise TypeError(
-                f"{name} must not be given: optimizers on {flavor} do not have it "
-                f"({hint}), received {name}={value!r}"
+                f"{name} must not be given: {kind.__name__} on {flavor} does not have "
+                f"it ({hint}), received {name}={value!r}"
             )
         if name in _RULES and not _RULES[name].accepts(value):
             raise ValueError(f"{name} must be {_RULES[name].words}, received {value!r}")

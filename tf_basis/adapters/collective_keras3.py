@@ -68,7 +68,7 @@ class CollectiveOptimizer(CollectiveAdapter, Optimizer):
     """The base of an optimizer that exchanges for itself."""
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
-        arguments.check("Keras 3", kwargs, keras3.ARGUMENTS, keras3.ADVICE)
+        arguments.check(self, "Keras 3", kwargs, keras3.ARGUMENTS, keras3.ADVICE)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
 

@@ -75,7 +75,7 @@ class CollectiveOptimizer(CollectiveAdapter, Optimizer):
                 "gradient_accumulation_steps must be None in this optimizer on "
                 f"tf_keras, received {steps!r}"
             )
-        arguments.check("tf_keras", kwargs, adapter.ARGUMENTS, adapter.ADVICE)
+        arguments.check(self, "tf_keras", kwargs, adapter.ARGUMENTS, adapter.ADVICE)
         if kwargs.get("use_ema"):
             raise ValueError(
                 "use_ema must be False in this optimizer on tf_keras, received True"

@@ -76,7 +76,7 @@ class OptimizerAdapter(Optimizer):
     """
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
-        arguments.check("Keras 3", kwargs, ARGUMENTS, ADVICE)
+        arguments.check(self, "Keras 3", kwargs, ARGUMENTS, ADVICE)
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.dense_optimizer = None
 
@@ -147,6 +147,7 @@ class OptimizerAdapter(Optimizer):
         variables = trainable_variables
         if variables is None:
             variables = self._trainable_variables
+        grads = self._row_ids(grads, variables)
         # Around all of Keras's `apply`: a failed step is not counted either.
         with tf.control_dependencies(self._row_checks(grads, variables)):
             if self.loss_scale_factor is not None:

@@ -54,7 +54,7 @@ class OptimizerAdapter(Optimizer):
     ) -> None:
         steps = gradient_accumulation_steps
         received = {"gradient_accumulation_steps": steps, **kwargs}
-        arguments.check("tf_keras", received, ARGUMENTS, ADVICE)
+        arguments.check(self, "tf_keras", received, ARGUMENTS, ADVICE)
         super().__init__(**kwargs)
         self.gradient_accumulation_steps = steps
         self._learning_rate = self._build_learning_rate(learning_rate)
@@ -116,7 +116,9 @@ class OptimizerAdapter(Optimizer):
         self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
     ):
         """tf_keras's, once the rows of all slices are known to exist."""
-        grads_and_vars = list(grads_and_vars)
+        pairs = list(grads_and_vars)
+        grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        grads_and_vars = list(zip(self._row_ids(grads, variables), variables))
         checks = self._row_checks(*zip(*grads_and_vars)) if grads_and_vars else []
         present = [(g, v) for g, v in grads_and_vars if g is not None]
         with tf.control_dependencies(checks):

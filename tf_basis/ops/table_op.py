@@ -7,7 +7,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from tf_basis.rules.bucket import BucketRule
+from tf_basis.rules.bucket_rule import BucketRule
 from tf_basis.tables import TableLayout
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tf_basis.optimizers.base import BasisOptimizerMixin
 from tf_basis.optimizers.migrating import MigrationMixin
 from tf_basis.rules import adam
-from tf_basis.rules.bucket import BucketRule
+from tf_basis.rules.bucket_rule import BucketRule
 
 
 class BasisAdamMixin(MigrationMixin, BasisOptimizerMixin):

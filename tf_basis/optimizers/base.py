@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_basis import budget, engine, growth, hyperparameters
 from tf_basis.ops import dispatch
-from tf_basis.optimizers import selection
+from tf_basis.optimizers import selection, setting_checks
 from tf_basis.optimizers.accumulation import AccumulationMixin
 from tf_basis.optimizers.averaging import AveragingMixin
 from tf_basis.optimizers.growing import GrowthMixin
@@ -35,6 +35,7 @@ class _Built:
         self.paths: dict[str, str] = {}
         self.variables: dict[str, Any] = {}
         self.growth: dict[str, growth.Record] = {}
+        self.frequency_lengths: dict[str | None, int] = {}
 
 
 class BasisOptimizerMixin(
@@ -78,8 +79,12 @@ class BasisOptimizerMixin(
         arguments["tables"] = selection.parse_tables(
             arguments["tables"], self._keras.path_of
         )
+        settings = arguments["table_settings"]
         arguments["table_settings"] = selection.parse_settings(
-            arguments["table_settings"], self._settings()
+            settings, self._settings()
+        )
+        frequency_lengths = setting_checks.frequency_lengths(
+            arguments["row_frequencies"], settings
         )
         arguments = selection.own_exclusive_rows(arguments)
         arguments["row_frequencies"] = None  # exclusive_rows has their list now
@@ -90,6 +95,7 @@ class BasisOptimizerMixin(
             setattr(self, name, tuple(value) if isinstance(value, list) else value)
         self.dense_optimizer = dense_optimizer
         self._basis = _Built()
+        self._basis.frequency_lengths = frequency_lengths
 
     # ---- building ----------------------------------------------------------
 
@@ -99,6 +105,9 @@ class BasisOptimizerMixin(
         built = self._basis
         chosen = selection.select_tables(self.tables, self.min_rows, variables, path_of)
         chosen = growth.without_dense(chosen, path_of, built.growth)
+        self._check_settings(chosen)
+        if self.tables is None:
+            setting_checks.warn_of_large_variables(variables, self.min_rows, path_of)
         # All layouts first: a setting that does not fit leaves nothing half built.
         built.layouts = dict(zip(map(self._var_key, chosen), self._layouts(chosen)))
         delegated = []
@@ -123,6 +132,15 @@ class BasisOptimizerMixin(
             }
         if delegated:
             self.dense_optimizer.build(delegated)
+
+    def _check_settings(self, tables: list) -> None:
+        rows = setting_checks.rows_of(tables, self._keras.path_of)
+        settings = self.table_settings
+        setting_checks.check_patterns(settings, list(rows))
+        setting_checks.check_frequencies(self._basis.frequency_lengths, settings, rows)
+        setting_checks.warn_of_sizes(
+            self.num_buckets, self.exclusive_rows, settings, rows
+        )
 
     def _layouts(self, variables: list) -> list[TableLayout]:
         return growth.table_layouts(
@@ -173,6 +191,14 @@ class BasisOptimizerMixin(
             theirs = self._var_key(variable) in self._basis.delegated
             (delegated if theirs else own).append((gradient, variable))
         return own, delegated
+
+    def _row_ids(self, gradients: Iterable, variables: Iterable) -> list:
+        """The gradients, row ids of other integer types cast."""
+        gradients = list(gradients)
+        for i, (gradient, variable) in enumerate(zip(gradients, variables)):
+            path = self._keras.path_of(variable)
+            gradients[i] = engine.with_row_ids(gradient, path)
+        return gradients
 
     def _row_checks(self, gradients: Iterable, variables: Iterable) -> list:
         """Ops that fail, before anything is written, where a row does not exist."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_basis import growth
+from tf_basis import growth, hyperparameters
 from tf_basis.adapters import tracking
 from tf_basis.optimizers import selection
+from tf_basis.optimizers.inspection import is_variable
 from tf_basis.optimizers.resizing import ResizingMixin
 from tf_basis.optimizers.slots import extend_slots
 from tf_basis.tables import TableLayout
@@ -63,6 +64,14 @@ class GrowthMixin(ResizingMixin):
         (150,)
         """
         self._require_eager("grow_rows")
+        for name, value in (
+            ("old_variable", old_variable),
+            ("new_variable", new_variable),
+        ):
+            if not is_variable(value):
+                raise ValueError(f"{name} must be a variable, received {value!r}")
+        if num_buckets is not None:
+            hyperparameters.check("num_buckets", num_buckets)
         built, path_of = self._basis, self._keras.path_of
         key, new_key = self._var_key(old_variable), self._var_key(new_variable)
         if key not in built.paths:

@@ -23,6 +23,11 @@ class InspectionMixin:
         if isinstance(variable, str):
             keys = [k for k, p in self._basis.paths.items() if p == variable]
             key, path = (keys[0] if keys else None), variable
+        elif not is_variable(variable):
+            raise ValueError(
+                "variable must be the variable of a compressed table, or its path, "
+                f"received {variable!r}"
+            )
         else:
             key, path = self._var_key(variable), self._keras.path_of(variable)
         if key not in self._basis.layouts:
@@ -90,6 +95,11 @@ class InspectionMixin:
             sizes["dense_optimizer"] = sum(map(_bytes_of, inner))
         sizes["total"] = sum(sizes.values())
         return sizes
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value can be a variable of a model of either Keras."""
+    return hasattr(value, "shape") and hasattr(value, "name")
 
 
 def _bytes_of(variable: tf.Variable) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +74,12 @@ def parse_settings(
             )
         settings = dict(settings)
         hyperparameters.check_all(settings)
+        if settings.get("num_buckets") is not None and "compression_ratio" in settings:
+            warnings.warn(
+                f"table_settings[{pattern!r}]: num_buckets decides the buckets, so "
+                f"compression_ratio={settings['compression_ratio']!r} has no effect",
+                stacklevel=2,
+            )
         parsed[pattern] = own_exclusive_rows(settings)
     return parsed
 
@@ -80,9 +88,17 @@ def own_exclusive_rows(settings: dict[str, Any]) -> dict[str, Any]:
     """Turns `row_frequencies` into the list of the most frequent rows."""
     frequencies = settings.pop("row_frequencies", None)
     rows = settings.get("exclusive_rows", 0)
+    if isinstance(rows, numbers.Integral):
+        rows = int(rows)
     if frequencies is not None:
         frequencies = np.asarray(frequencies)
         hyperparameters.check("row_frequencies", frequencies)
+        if isinstance(rows, str) and rows == "auto":
+            raise ValueError(
+                "row_frequencies must be None with exclusive_rows='auto', which finds "
+                "the frequent rows during training; or exclusive_rows a number, of the "
+                f"most frequent rows, received {len(frequencies)} frequencies"
+            )
         if not isinstance(rows, int) or rows > len(frequencies):
             raise ValueError(
                 "exclusive_rows must be the number of rows to take from "
@@ -91,7 +107,9 @@ def own_exclusive_rows(settings: dict[str, Any]) -> dict[str, Any]:
         # Stable: of equally frequent rows the first.
         rows = np.argsort(-frequencies, kind="stable")[:rows]
     if not isinstance(rows, (int, str)):
-        settings["exclusive_rows"] = [int(r) for r in rows]
+        rows = [int(r) for r in rows]
+    if frequencies is not None or "exclusive_rows" in settings:
+        settings["exclusive_rows"] = rows
     return settings
 
 

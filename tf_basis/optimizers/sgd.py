@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from tf_basis import hyperparameters
 from tf_basis.optimizers.base import BasisOptimizerMixin
 from tf_basis.rules import sgd
-from tf_basis.rules.bucket import BucketRule
+from tf_basis.rules.bucket_rule import BucketRule
 
 
 class BasisSGDMixin(BasisOptimizerMixin):

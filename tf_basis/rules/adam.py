@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_basis.rules.bucket import BucketRule
+from tf_basis.rules.bucket_rule import BucketRule
 
 
 def bucket_rule(

@@ -3,7 +3,9 @@
 #ifndef TF_BASIS_CORE_COLUMNS_H_
 #define TF_BASIS_CORE_COLUMNS_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 namespace tf_basis {
 
@@ -28,6 +30,19 @@ inline double SquaredNorm(const float* x, int64_t count) {
                  [x](int64_t j) { return static_cast<double>(x[j]) * x[j]; });
 }
 
+// Numbers stop here, lest large gradients make state infinite, which no later
+// step would undo. NaN stays NaN.
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+template <typename T>
+T Saturated(T x) {
+  return std::max<T>(std::min<T>(x, kLargest), -kLargest);
+}
+
+inline void Saturate(float* x, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) x[j] = Saturated(x[j]);
+}
+
 inline void Scale(float* x, double factor, int64_t count) {
   const float f = static_cast<float>(factor);
   for (int64_t j = 0; j < count; ++j) x[j] *= f;
@@ -45,7 +60,7 @@ inline void TakeSquare(float* moment, double keep, double take, const float* x,
                        int64_t count) {
   const float a = static_cast<float>(keep), b = static_cast<float>(take);
   for (int64_t j = 0; j < count; ++j) {
-    moment[j] = a * moment[j] + b * (x[j] * x[j]);
+    moment[j] = a * moment[j] + b * Saturated(x[j] * x[j]);
   }
 }
 

@@ -12,17 +12,25 @@
 
 namespace tf_basis {
 
-// The memory of a block of buckets is asked for at once: the misses overlap
+// The memory of a block of visits is asked for at once: the misses overlap
 // then, those of the address translation too, which weigh most in a large
 // table.
-TF_BASIS_WIDE inline void UpdateBuckets(BucketStepper* stepper, int64_t begin,
-                                        int64_t end) {
+template <typename Prefetch, typename Visit>
+void InBlocks(int64_t begin, int64_t end, const Prefetch& prefetch,
+              const Visit& visit) {
   constexpr int64_t kBlock = 16;
   for (int64_t first = begin; first < end; first += kBlock) {
     const int64_t last = std::min(first + kBlock, end);
-    for (int64_t i = first; i < last; ++i) stepper->Prefetch(i);
-    for (int64_t i = first; i < last; ++i) stepper->UpdateBucketAndRows(i);
+    for (int64_t i = first; i < last; ++i) prefetch(i);
+    for (int64_t i = first; i < last; ++i) visit(i);
   }
+}
+
+TF_BASIS_WIDE inline void UpdateBuckets(BucketStepper* stepper, int64_t begin,
+                                        int64_t end) {
+  InBlocks(
+      begin, end, [&](int64_t i) { stepper->PrefetchBucketAndRows(i); },
+      [&](int64_t i) { stepper->UpdateBucketAndRows(i); });
 }
 
 // `values[i]` is the gradient of the row at batch position i.
@@ -43,33 +51,47 @@ inline void UpdateTable(const BucketRule& rule, const TableState& state,
   std::vector<const float*> gradients(n_rows);
   parallel_for(n_rows, cost, [&](int64_t begin, int64_t end) {
     BucketStepper stepper(rule, state, groups, values);
-    for (int64_t r = begin; r < end; ++r) {
-      gradients[r] =
-          stepper.SumDuplicates(groups.rows[r], owned.data() + r * state.dim);
-      if (rule.scalar == RowScalar::kLearned) {
-        stepper.LearnScalar(groups.rows[r], gradients[r], /*fresh=*/true);
-      }
-    }
+    const bool learns = rule.scalar == RowScalar::kLearned;
+    InBlocks(
+        begin, end, [&](int64_t r) { stepper.PrefetchValues(groups.rows[r]); },
+        [&](int64_t r) {
+          const TouchedRow& row = groups.rows[r];
+          float* own = owned.data() + r * state.dim;
+          gradients[r] = stepper.SumDuplicates(row, own);
+          if (learns) stepper.LearnScalar(row, gradients[r]);
+        });
   });
   parallel_for(n_buckets, cost, [&](int64_t begin, int64_t end) {
     BucketStepper stepper(rule, state, groups, values);
     std::vector<const float*> members;
-    for (int64_t i = begin; i < end; ++i) {
-      const TouchedBucket& bucket = groups.buckets[i];
-      members.clear();
-      for (int64_t k = 0; k < bucket.count; ++k) {
-        members.push_back(gradients[groups.members[bucket.first + k]]);
-      }
-      stepper.UpdateBucket(bucket.bucket, members.data(), bucket.count,
-                           members.data(), bucket.count);
-    }
+    InBlocks(
+        begin, end,
+        [&](int64_t i) { stepper.PrefetchMoments(groups.buckets[i].bucket); },
+        [&](int64_t i) {
+          const TouchedBucket& bucket = groups.buckets[i];
+          members.clear();
+          for (int64_t k = 0; k < bucket.count; ++k) {
+            members.push_back(gradients[groups.members[bucket.first + k]]);
+          }
+          stepper.UpdateBucket(bucket.bucket, members.data(), bucket.count,
+                               members.data(), bucket.count);
+        });
   });
   parallel_for(n_rows, cost, [&](int64_t begin, int64_t end) {
     BucketStepper stepper(rule, state, groups, values);
-    for (int64_t r = begin; r < end; ++r) {
-      stepper.Read(groups.rows[r]);
-      stepper.MoveRow(groups.rows[r], gradients[r]);
-    }
+    InBlocks(
+        begin, end,
+        [&](int64_t r) {
+          const TouchedRow& row = groups.rows[r];
+          stepper.PrefetchRow(row);
+          for (int k = 0; k < row.num_buckets; ++k) {
+            stepper.PrefetchMoments(row.buckets[k]);
+          }
+        },
+        [&](int64_t r) {
+          stepper.Read(groups.rows[r]);
+          stepper.MoveRow(groups.rows[r], gradients[r]);
+        });
   });
 }
 

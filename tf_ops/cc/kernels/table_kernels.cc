@@ -253,6 +253,17 @@ class UpdateTableOp : public OpKernel {
           "table must have rank 2 and bucket_steps rank 1, received shapes ",
           table.shape().DebugString(), " and ", steps.shape().DebugString());
     }
+    for (int slot = V::kSteps; slot < V::kSlots; ++slot) {
+      if (variables.at[slot] < 0) continue;
+      const Tensor& tensor = variables.tensor(static_cast<V::Slot>(slot));
+      if (tensor.dims() == 0 || tensor.dim_size(0) > 0) continue;
+      // resize and grow_rows leave the variables that they replace like this.
+      return InvalidArgument("table '", table_name_,
+                             "' was resized or got rows after this function "
+                             "had been traced: trace "
+                             "it anew, with tf_basis.retrace(model) where the "
+                             "function is Keras's");
+    }
     const int64_t n_rows = table.dim_size(0), dim = table.dim_size(1);
     const int64_t buckets = steps.dim_size(0);
     TF_RETURN_IF_ERROR(
