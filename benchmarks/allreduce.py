@@ -142,6 +142,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=9, help="in which all take a turn")
     add("--widths", type=int, nargs="*", default=[8192, 2048, 2048, 1024, 1024])
     add("--batch", type=int, default=256, help="examples a rank in a training step")
+    add(
+        "--huge-pages",
+        action="store_true",
+        help="let malloc ask for huge pages, in all ranks (glibc 2.35)",
+    )
     add("--json", type=Path, default=measure.RESULTS / "allreduce.json")
     args = parser.parse_args(argv)
     for name in ("ranks", "rounds", "batch"):
@@ -173,6 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     exchanges, steps = [], []
     for name in links:
         place = {"rate": RATES[name], "namespace": counted or name != LOOPBACK}
+        place["huge_pages"] = args.huge_pages
         for elements in sorted(args.elements):
             task = {"task": "exchange", "elements": elements, "rounds": args.rounds}
             task["calls"] = 5 if elements <= 2_000_000 else 1

@@ -68,6 +68,7 @@ def run_ranks(
     rate: str | None = None,
     namespace: bool = True,
     threads: int | None = None,
+    huge_pages: bool = False,
     timeout: float = 1800,
 ) -> Any:
     """Runs a script on several ranks and returns what rank 0 handed to `report`.
@@ -79,6 +80,7 @@ def run_ranks(
       rate: of the network, see `namespace_command`.
       namespace: whether the ranks get a network of their own; `rate` needs it.
       threads: of TensorFlow in each rank. Default: the cores, shared out.
+      huge_pages: whether all large blocks of memory ask for huge pages (glibc).
       timeout: seconds until the ranks are ended.
 
     Raises:
@@ -101,6 +103,8 @@ def run_ranks(
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
+        if huge_pages:
+            environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         process = subprocess.Popen(
             command,
             cwd=ROOT,
