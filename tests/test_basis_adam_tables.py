@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import (
     TableRun,
     is_compressed,
     keras_of,
     make_optimizer,
+    make_slices,
     make_variable,
     optimizer_arrays,
     to_numpy,
@@ -100,6 +102,24 @@ def test_state_is_at_most_1_4_percent_of_adam(flavor):
     path = getattr(table, "path", table.name.removesuffix(":0"))
     assert reported[path] == sizes[0]
     assert reported["total"] == sum(v for k, v in reported.items() if k != "total")
+
+
+@pytest.mark.filterwarnings("ignore:use_ema leaves")
+def test_state_bytes_count_averages_and_accumulators(flavor):
+    table = make_variable(np.zeros((500, 4)), flavor, "table")
+    dense = make_variable(np.zeros((6, 5)), flavor, "dense")
+    optimizer = make_optimizer(
+        flavor, tables="table", use_ema=True, gradient_accumulation_steps=3
+    )
+    optimizer.build([table, dense])
+    for rows in ([1, 2, 2], [9]):
+        slices = make_slices(rows, np.ones((len(rows), 4)), (500, 4))
+        optimizer.apply_gradients([(slices, table), (tf.ones((6, 5)), dense)])
+    sizes = optimizer.state_bytes()
+    assert sizes["averages"] == 6 * 5 * 4
+    assert sizes["accumulated_gradients"] == 6 * 5 * 4 + 4 * (4 * 4 + 8)
+    arrays = [to_numpy(v) for v in variables_of(optimizer)]
+    assert sizes["total"] == sum(a.nbytes for a in arrays if a.ndim)
 
 
 def test_optimizer_has_only_the_state_it_needs():

@@ -71,6 +71,34 @@ def test_plan_is_what_the_variables_take(mode, size, flavor):
 
 
 @pytest.mark.parametrize("kind", ["BasisAdam", "BasisSGD", "BasisAdagrad"])
+@pytest.mark.parametrize("mode", ["exclusive", "shared", "none"])
+def test_plans_of_the_other_optimizers(kind, mode, flavor):
+    common = {"num_buckets": 50, "exclusive_rows": 7, "moment_dtype": "bfloat16"}
+    modes = {
+        "BasisAdam": {"momentum": mode},
+        "BasisSGD": {"momentum": 0.9, "momentum_mode": mode},
+        "BasisAdagrad": {},
+    }
+    plan = planned(optimizer=kind, momentum=mode, **common)
+    optimizer, sizes = built(kind, flavor, **common, **modes[kind])
+    assert [t.bytes for t in plan.tables] == sizes
+    assert [t.buckets for t in plan.tables] == buckets_of(optimizer)
+    plain = planned(optimizer="BasisSGD", momentum="none", **common)
+    assert [t.bytes for t in plain.tables] == built("BasisSGD", flavor, **common)[1]
+
+
+def test_plan_names_what_it_cannot_plan():
+    with pytest.raises(ValueError, match=r"optimizer must be one of .*'Adam'"):
+        planned(optimizer="Adam")
+    with pytest.raises(ValueError, match="received the optimizer"):
+        tf_basis.plan(tf_basis.BasisAdam())
+    with pytest.raises(ValueError, match="no_such_table"):
+        planned(table_settings={"no_such_table": {"num_buckets": 3}})
+    with pytest.raises(ValueError, match="bucket in the table, received"):
+        planned({"a": (3000, 16)}, state_budget=9)
+
+
+@pytest.mark.parametrize("kind", ["BasisAdam", "BasisSGD", "BasisAdagrad"])
 def test_budget_is_kept_and_used(kind, flavor):
     shared = {"momentum": 0.9, "momentum_mode": "shared"}
     momentum = shared if kind == "BasisSGD" else {}

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from tf_basis import budget, engine, hyperparameters
 from tf_basis.optimizers import selection, setting_checks
-from tf_basis.rules import adam
+from tf_basis.rules import adagrad, adam, sgd
 from tf_basis.tables import TableLayout
+
+# Of a rule only the modes matter here, not the numbers.
+_RULES = {
+    "BasisAdam": adam.bucket_rule(0.0, 0.0, 0.0),
+    "BasisAdagrad": adagrad.bucket_rule(),
+    "BasisSGD": sgd.bucket_rule(0.0),
+}
 
 ADAM_BYTES = 8  # of two float32 moments, for each number of a table
 
@@ -110,8 +117,9 @@ def plan(
     moment_dtype: str = "float32",
     energy_dtype: str = "float32",
     stale_decay: bool = False,
+    optimizer: str = "BasisAdam",
 ) -> Plan:
-    """The buckets and bytes that `BasisAdam` would have, without building anything.
+    """The buckets and bytes that an optimizer would have, without building anything.
 
     Args:
       model_or_shapes: a built model of either Keras; or a list of variables or
@@ -121,7 +129,10 @@ def plan(
       state_budget, compression_ratio, num_buckets, exclusive_rows, tables,
         table_settings, min_rows, momentum, invariant_scalar, scalar_frequency_power,
         moment_dtype, energy_dtype, stale_decay: as in `BasisAdam`; other arguments
-        do not change a byte. `momentum="none"` plans `BasisAdagrad`.
+        do not change a byte.
+      optimizer: `"BasisAdam"` (default), `"BasisAdagrad"` (no momentum), or
+        `"BasisSGD"`: `momentum` is its `momentum_mode` then (`"none"` for a momentum
+        of 0), and of the scalars it has only the learned one.
 
     Returns:
       A `Plan`; print it, or read `tables`, `total` and `as_dict()`.
@@ -138,13 +149,19 @@ def plan(
     budget: 64,000,000 bytes
     """
     arguments = dict(locals())
+    kind = arguments.pop("optimizer")
+    hyperparameters.check("optimizer", kind, hyperparameters.choice(*_RULES))
+    if kind == "BasisAdagrad":
+        arguments["momentum"] = "none"
     items = _items(arguments.pop("model_or_shapes"))
     hyperparameters.check_all(arguments)
     budget.check_sizes(arguments, plan)
     arguments = selection.own_exclusive_rows(arguments)
-    # Of the rule only the modes matter here, not the numbers.
     modes = ("invariant_scalar", "scalar_frequency_power", "stale_decay")
-    rule = adam.bucket_rule(0.0, 0.0, 0.0, **{k: arguments[k] for k in modes})
+    fields = {k: arguments[k] for k in modes}
+    if kind == "BasisSGD" and invariant_scalar == "energy":  # the others' default
+        fields["invariant_scalar"] = None
+    rule = replace(_RULES[kind], **fields)
     defaults = {"hashing": "balanced", "seed": 0}
     defaults |= {k: v for k, v in arguments.items() if k in selection.SETTINGS}
     settings = selection.parse_settings(table_settings, selection.SETTINGS)

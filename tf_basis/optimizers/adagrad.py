@@ -35,9 +35,10 @@ class BasisAdagradMixin(BasisOptimizerMixin):
       hashing, seed, moment_dtype, energy_dtype: as in `BasisAdam`.
       weight_decay, row_clipnorm, dense_optimizer, clipnorm, clipvalue,
         global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency: as in
-        `BasisAdam`.
+        `BasisAdam` (averages leave compressed tables out).
       name: default `"basis_adagrad"`.
-      **kwargs: further arguments of this Keras's optimizers.
+      **kwargs: further arguments of this Keras's optimizers; and on tf_keras too
+        `gradient_accumulation_steps`.
 
     Raises:
       ValueError: an argument breaks its rule; the message names argument, rule and

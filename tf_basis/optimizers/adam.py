@@ -36,7 +36,8 @@ class BasisAdamMixin(MigrationMixin, BasisOptimizerMixin):
       beta_2: decay of second moments, in [0, 1). Default 0.999.
       epsilon: added to the root of the second moment. Default 1e-8.
       compression_ratio: rows per bucket, at least 1. Default 100.
-      num_buckets: B of every table, instead of the ratio. Default None.
+      num_buckets: B of every table, instead of the ratio (giving both warns); at most
+        N in effect, silently where other tables have more rows. Default None.
       state_budget: bytes for the state of all tables together, `"256MB"`, `"1.5GiB"` or
         an integer, instead of a ratio or count (both must keep their default then):
         what is left after row energies and exclusive rows is divided over the tables
@@ -46,16 +47,18 @@ class BasisAdamMixin(MigrationMixin, BasisOptimizerMixin):
         rows that do, or `"auto"`: a row that comes in most of its bucket's steps
         owns it (its moments are its own then, and the other rows of the bucket
         scale its second moment by their energy), and loses it again when others
-        come more often. Default 0.
+        come more often. A number of at least N means all rows. Default 0.
       row_frequencies: how often each row occurs; then the `exclusive_rows` most
-        frequent rows own a bucket. Default None. (The config keeps their list.)
+        frequent rows own a bucket. One number for each row of every table that they
+        are for. Default None. (The config keeps the list of owners.)
       tables: which variables are compressed: None (rank-2 variables called
-        `embeddings` with at least `min_rows` rows), a regular expression that is
-        searched in the variable path, or a list of variables or paths.
+        `embeddings` with at least `min_rows` rows; a warning names other variables
+        that look like tables), a regular expression that is searched in the variable
+        path, or a list of variables or paths.
       table_settings: other settings for some tables: a dict from a pattern, searched
         in the variable path, to a dict of `compression_ratio`, `num_buckets`,
         `exclusive_rows`, `row_frequencies`, `momentum`, `hashing`, `seed`,
-        `moment_dtype`, `energy_dtype`. Default None.
+        `moment_dtype`, `energy_dtype`. A pattern must match a table. Default None.
       min_rows: rows from which on `tables=None` compresses. Default 10,000.
       momentum: `"exclusive"` (default: rows that own their bucket have momentum,
         the others none), `"shared"` or `"none"`.
@@ -89,9 +92,11 @@ class BasisAdamMixin(MigrationMixin, BasisOptimizerMixin):
       dense_optimizer: an optimizer of the same Keras for all other variables, with
         a learning rate and schedule of its own. Default None: exact Adam.
       clipnorm, clipvalue, global_clipnorm: as in Keras, over all gradients.
-      use_ema, ema_momentum, ema_overwrite_frequency: as in Keras.
+      use_ema, ema_momentum, ema_overwrite_frequency: as in Keras, but compressed
+        tables are left out, with a warning: an average is as large as the table.
       name: default `"basis_adam"`.
-      **kwargs: further arguments of this Keras's optimizers.
+      **kwargs: further arguments of this Keras's optimizers; and on tf_keras too
+        `gradient_accumulation_steps`.
 
     Raises:
       ValueError: an argument breaks its rule; the message names argument, rule and

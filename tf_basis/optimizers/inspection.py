@@ -84,7 +84,8 @@ class InspectionMixin:
         """Bytes of optimizer state: by variable path, and in `"total"`.
 
         Variables of the `dense_optimizer` are counted together under
-        `"dense_optimizer"`.
+        `"dense_optimizer"`, accumulated gradients as they are now under
+        `"accumulated_gradients"` and the averages of `use_ema` under `"averages"`.
         """
         sizes: dict[str, int] = {}
         for key, slots in self._basis.slots.items():
@@ -93,6 +94,15 @@ class InspectionMixin:
         if self._basis.delegated:
             inner = map(self._keras.tensorflow_variable, self.dense_optimizer.variables)
             sizes["dense_optimizer"] = sum(map(_bytes_of, inner))
+        others = {
+            "accumulated_gradients": getattr(self._accumulator, "sums", []),
+            "averages": self._model_variables_moving_average,
+        }
+        for name, variables in others.items():
+            variables = [v for v in tf.nest.flatten(variables) if v is not None]
+            if variables:
+                native = map(self._keras.tensorflow_variable, variables)
+                sizes[name] = sum(map(_bytes_of, native))
         sizes["total"] = sum(sizes.values())
         return sizes
 
@@ -103,4 +113,7 @@ def is_variable(value: Any) -> bool:
 
 
 def _bytes_of(variable: tf.Variable) -> int:
-    return int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size
+    shape = variable.shape
+    if not shape.is_fully_defined():  # rows that come and go
+        shape = tf.convert_to_tensor(variable).shape
+    return int(np.prod(shape)) * tf.as_dtype(variable.dtype).size

@@ -39,9 +39,10 @@ class BasisSGDMixin(BasisOptimizerMixin):
       hashing, seed, moment_dtype, stale_decay: as in `BasisAdam`.
       weight_decay, row_clipnorm, dense_optimizer, clipnorm, clipvalue,
         global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency: as in
-        `BasisAdam`.
+        `BasisAdam` (averages leave compressed tables out).
       name: default `"basis_sgd"`.
-      **kwargs: further arguments of this Keras's optimizers.
+      **kwargs: further arguments of this Keras's optimizers; and on tf_keras too
+        `gradient_accumulation_steps`.
 
     Raises:
       ValueError: an argument breaks its rule; the message names argument, rule and
