@@ -87,5 +87,10 @@ def built(optimizer: Any) -> bool:
 def copy_state(source: Any, target: Any) -> None:
     """Builds `target` as `source` is, which has the same class but for the exchange."""
     target.build(source._trainable_variables)
-    for old, new in zip(source.variables, target.variables):
+    # What the exchange needs comes after the variables of the optimizer itself.
+    for old, new in zip(source._variables, target._variables):
         new.assign(old)
+    inner = getattr(source, "dense_optimizer", None)
+    if inner is not None:
+        for old, new in zip(inner.variables, target.dense_optimizer.variables):
+            new.assign(old)

@@ -105,6 +105,11 @@ def scaled(gradient: Any, factor: tf.Tensor) -> Any:
     )
 
 
+def all_ranks(world: World, name: str, flag: tf.Tensor) -> tf.Tensor:
+    """Whether a flag holds on every rank; call it on all ranks."""
+    return tf.equal(world.total(1.0 - tf.cast(flag, tf.float32), name), 0)
+
+
 def agree(world: World, name: str, entries: Sequence[str]) -> None:
     """Compares what the ranks are about to do, once, before anything is exchanged.
 

@@ -295,6 +295,11 @@ class OneBitAdamMixin:
     def _reduced(self, gradients: list, variables: list) -> tuple[list, list[bool]]:
         return gradients, [False] * len(gradients)
 
+    def _all_ranks_finite(self, finite: tf.Tensor) -> tf.Tensor:
+        """For a LossScaleOptimizer around this one, which may leave a step out."""
+        state = self._built_exchange()
+        return control.all_ranks(state.world, f"{state.name}/loss_scale", finite)
+
     def _take_step(self, pairs: list, update: Callable[[list], None]) -> None:
         del update  # no step of a single variable: all are exchanged together
         state = self._exchange

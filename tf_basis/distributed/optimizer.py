@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from tf_basis import hyperparameters
 from tf_basis.adapters import flavor, tracking
-from tf_basis.distributed import watch
+from tf_basis.distributed import control, watch
 from tf_basis.distributed.compression import OneBitCompression, named
-from tf_basis.distributed.control import Control
 from tf_basis.distributed.reducer import GradientReducer, Reduction, Spec
 from tf_basis.distributed.world import World, unique_name
 
@@ -136,10 +135,7 @@ class DistributedMixin:
     def _all_ranks_finite(self, finite: tf.Tensor) -> tf.Tensor:
         """For a LossScaleOptimizer around this one, which may leave a step out."""
         reducer = self._built_distribution().reducer
-        bad = reducer.world.total(
-            1.0 - tf.cast(finite, tf.float32), f"{reducer.name}/loss_scale"
-        )
-        return tf.equal(bad, 0)
+        return control.all_ranks(reducer.world, f"{reducer.name}/loss_scale", finite)
 
     def _take_step(self, pairs: list, update: Callable[[list], None]) -> None:
         state, inner = self._distribution, _exchanging(self)
@@ -171,9 +167,9 @@ class DistributedMixin:
 
         tf.cond(state.reduction.control.go, go, lambda: None)
 
-    def _told_to(self, inner: Any, control: Control) -> Control:
+    def _told_to(self, inner: Any, told: control.Control) -> control.Control:
         columns = [tracking.index_of(self, v) for v in inner.exchanged_variables]
-        return control._replace(rows=tf.gather(control.rows, columns, axis=1))
+        return told._replace(rows=tf.gather(told.rows, columns, axis=1))
 
     # ---- config ------------------------------------------------------------------
 
@@ -283,12 +279,28 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
             f"{type(optimizer).__name__} contains instead, as in "
             "LossScaleOptimizer(DistributedOptimizer(Adam(...)))"
         )
+    inner = getattr(optimizer, "dense_optimizer", None)
+    if isinstance(inner, DistributedMixin):
+        raise ValueError(
+            "dense_optimizer must not be distributed: wrap the whole optimizer, "
+            f"received {type(inner).__name__}({type(inner)._inner_class.__name__})"
+        )
     adapter = flavor.load_collective(name)
     cls = _define(type(optimizer), name)
-    wrapped = cls._of(type(optimizer).get_config(optimizer), settings)
+    wrapped = cls._of(optimizer.get_config(), settings)
+    _copy_exclusions(optimizer, wrapped)
+    if inner is not None:
+        _copy_exclusions(inner, wrapped.dense_optimizer)
     if adapter.built(optimizer):
         adapter.copy_state(optimizer, wrapped)
     return wrapped
+
+
+def _copy_exclusions(source: Any, target: Any) -> None:
+    """What `exclude_from_weight_decay` was told, which no config holds."""
+    for name, value in vars(source).items():
+        if name.startswith("_exclude_from_weight_decay"):
+            setattr(target, name, value)
 
 
 def _flavor_of(optimizer: Any) -> str:
