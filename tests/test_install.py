@@ -308,8 +308,16 @@ def test_a_working_horovod_is_left_alone(monkeypatch, capsys):
     told = capsys.readouterr().out
     assert f"for TensorFlow {HERE} is installed" in told
     assert "gives the right sum" in told
-    with pytest.raises(AssertionError, match="must not build"):
-        cli.main(["install-horovod", "--force", "--no-check"])
+
+
+def test_force_builds_in_place_of_a_working_one(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(horovod_state, "find", lambda: State("0.28.1", HERE))
+    monkeypatch.setattr(install, "_build", lambda *args: calls.append(args))
+    assert cli.main(["install-horovod", "--no-check"]) == 0 and calls == []
+    assert cli.main(["install-horovod", "--no-check", "--force"]) == 0
+    assert [tensorflow for tensorflow, *_ in calls] == [HERE]
+    assert "asked for by --force" in capsys.readouterr().out
 
 
 @pytest.fixture
