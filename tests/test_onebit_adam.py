@@ -163,6 +163,21 @@ def test_a_variable_without_a_gradient_keeps_its_value(flavor):
     assert np.all(to_numpy(first) < kept)
 
 
+def test_elements_without_a_variance_rest(flavor):
+    """A unit that was dead in the warm-up must not leap when its block is quantised."""
+    kernel = make_variable(np.ones((40, 40), np.float32), flavor, "kernel")
+    optimizer = make(flavor, learning_rate=0.1, warmup_steps=2)
+    optimizer.build([kernel])
+    apply = applier(optimizer, [kernel])
+    gradient = np.ones((40, 40), np.float32)
+    gradient[:, 7] = 0
+    for step in range(4):
+        gradient[0, 7] = 1e-3 * (step > 1)
+        apply(tf.constant(gradient))
+    np.testing.assert_array_equal(to_numpy(kernel)[:, 7], 1.0)
+    assert np.all(to_numpy(kernel)[:, :7] < 1.0)
+
+
 def test_steps_that_are_not_finite_are_skipped(flavor):
     kernel = make_variable(np.ones((40, 40), np.float32), flavor, "kernel")
     optimizer = make(flavor, learning_rate=0.1, warmup_steps=1, weight_decay=0.5)

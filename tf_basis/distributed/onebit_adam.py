@@ -57,16 +57,17 @@ class OneBitAdamMixin(OneBitRuleMixin):
     the step is Adam's. After it, rank i holds gradient g_i:
 
         frozen     m_i = β1·m + (1 − β1)·g_i;   m = exchange(m_i)
-                   θ ← θ − η·(m/(1 − β1^t)) / (√(v_T/(1 − β2^T)) + ε)
+                   θ ← θ − η·(m/(1 − β1^t)) / (√(v_T/(1 − β2^T)) + ε),  where v_T > 0
         corrected  g = exchange(g_i);   m = γ·m + (1 − γ)·g;   v = γ·v + (1 − γ)·g²
                    θ ← θ − η·m/(√v + ε)
                    γ = 0.9 in the first 10 % of `total_steps`, 0.5 to 80 %, 0.1 after
 
     The variance is frozen because error feedback on gradients that go through Adam's
-    own can diverge. Variables whose policy gives them 16 or 32 bits take Adam's exact
-    step with averaged gradients throughout. IndexedSlices travel as rows and are
-    applied as dense gradients: leave large tables to `BasisAdam(dense_optimizer=
-    OneBitAdam(...))`, inside `DistributedOptimizer`.
+    own can diverge. Elements that had no gradient in the warm-up have none: they rest
+    from then on, so let the warm-up see all features. Variables whose policy gives
+    them 16 or 32 bits take Adam's exact step with averaged gradients throughout.
+    IndexedSlices travel as rows and are applied as dense gradients: leave large tables
+    to `BasisAdam(dense_optimizer=OneBitAdam(...))`, inside `DistributedOptimizer`.
 
     Where a gradient is not finite on some rank, all ranks skip the step and count it.
     On one process nothing is exchanged, but momentum is quantised all the same.

@@ -137,7 +137,10 @@ class OneBitRuleMixin:
             m = channel.quantised(mine, turn)
             first.assign(m)
             v = second / _correction(self.beta_2, last_turn)
-            return (m / _correction(self.beta_1, step)) / (tf.sqrt(v) + self.epsilon)
+            delta = (m / _correction(self.beta_1, step)) / (tf.sqrt(v) + self.epsilon)
+            # Without a gradient in the warm-up there is no variance: what is
+            # quantised, divided by ε alone, would be a step of thousands.
+            return tf.where(second > 0, delta, 0.0)
 
         def corrected() -> tf.Tensor:
             mean = channel.quantised(gradient, turn)
