@@ -68,10 +68,11 @@ class OneBitAdamMixin:
                    γ = 0.9 in the first 10 % of `total_steps`, 0.5 to 80 %, 0.1 after
 
     The variance is frozen because error feedback on gradients that go through Adam's
-    own can diverge. Variables whose policy gives them 16 or 32 bits take Adam's exact
-    step with averaged gradients throughout. IndexedSlices travel as rows and are
-    applied as dense gradients: leave large tables to `BasisAdam(dense_optimizer=
-    OneBitAdam(...))`, inside `DistributedOptimizer`.
+    own can diverge. Elements that had no gradient in the warm-up have none: they rest
+    from then on, so let the warm-up see all features. Variables whose policy gives
+    them 16 or 32 bits take Adam's exact step with averaged gradients throughout.
+    IndexedSlices travel as rows and are applied as dense gradients: leave large tables
+    to `BasisAdam(dense_optimizer=OneBitAdam(...))`, inside `DistributedOptimizer`.
 
     Where a gradient is not finite on some rank, all ranks skip the step and count it.
     On one process nothing is exchanged, but momentum is quantised all the same.
@@ -455,7 +456,10 @@ class OneBitAdamMixin:
             m = channel.quantised(mine, turn)
             first.assign(m)
             v = second / _correction(self.beta_2, last_turn)
-            return (m / _correction(self.beta_1, step)) / (tf.sqrt(v) + self.epsilon)
+            delta = (m / _correction(self.beta_1, step)) / (tf.sqrt(v) + self.epsilon)
+            # Without a gradient in the warm-up there is no variance: what is
+            # quantised, divided by ε alone, would be a step of thousands.
+            return tf.where(second > 0, delta, 0.0)
 
         def corrected() -> tf.Tensor:
             mean = channel.quantised(gradient, turn)
