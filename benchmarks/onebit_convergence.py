@@ -83,7 +83,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--dim", type=int, default=16)
     add("--bottom", type=int, nargs="+", default=[256, 64])
     add("--top", type=int, nargs="+", default=[256, 128])
-    add("--rate", type=float, default=1e-3, help="learning rate of all towers")
+    add("--rate", type=float, default=1e-3, help="learning rate of Adam")
+    add("--one-bit-rate", type=float, default=1e-3, help="of the others")
     add("--table-rate", type=float, default=1e-3)
     add("--optimizers", nargs="+", choices=NAMES, default=list(NAMES))
     add("--json", type=Path, default=measure.RESULTS / "onebit_convergence.json")
@@ -98,8 +99,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    settings = {k: v for k, v in vars(args).items() if k not in ("json", "rate")}
-    settings["rates"] = dict.fromkeys(args.optimizers, args.rate)
+    settings = {k: v for k, v in vars(args).items() if k != "json"}
     try:
         if args.data == "movielens":
             settings["data"] = str(movielens_data.fetch_movielens())

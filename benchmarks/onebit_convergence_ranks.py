@@ -29,7 +29,7 @@ def make_optimizer(name: str, settings: dict[str, Any], total_steps: int) -> Any
     import tf_basis
     from tf_basis import distributed
 
-    rate = settings["rates"][name]
+    rate = settings["rate" if name == ADAM else "one_bit_rate"]
     table = {"tables": "table/embeddings", "compression_ratio": 100}
     if name in (ADAM, FEEDBACK):
         basis = tf_basis.BasisAdam(
@@ -112,7 +112,12 @@ def load(settings: dict[str, Any]) -> Any:
     import movielens_data
 
     if settings["data"] is None:
-        return dlrm_data.synthetic(settings["examples"], test_share=0.3)
+        # Small tables: what is compared is how the towers learn.
+        return dlrm_data.synthetic(
+            settings["examples"],
+            test_share=0.3,
+            sizes=[n // 10 + 2 for n in dlrm_data.SYNTHETIC_SIZES],
+        )
     return dlrm_data.from_movielens(movielens_data.load(settings["data"]))
 
 

@@ -30,4 +30,4 @@ def test_they_rest(still_silent):
     # of 1 / epsilon.
     assert np.all(moved[SILENT] == 0)
     rest = np.delete(moved, SILENT, axis=0)
-    assert 0 < rest.min() and np.median(rest) < 20 * RATE
+    assert rest.min() > 0 and np.median(rest) < 20 * RATE
