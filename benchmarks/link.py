@@ -118,15 +118,25 @@ def run_ranks(
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            # The launcher ends its ranks when told to.
-            os.killpg(process.pid, signal.SIGTERM)
-            output, _ = process.communicate()
+            output = _end(process)
             raise RuntimeError(f"no end after {timeout} s:\n{output[-4000:]}") from None
         finally:
-            process.kill()
+            _end(process)
         if process.returncode or not result.exists():
             raise RuntimeError(f"the ranks failed:\n{output[-4000:]}")
         return json.loads(result.read_text())
+
+
+def _end(process: subprocess.Popen) -> str:
+    """Ends the launcher, if it still runs; what was printed since."""
+    if process.poll() is not None:
+        return ""
+    os.killpg(process.pid, signal.SIGTERM)  # told so, it ends its ranks
+    try:
+        return process.communicate(timeout=20)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[0]
 
 
 def start(text: str) -> tuple[dict[str, Any], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -21,15 +22,19 @@ CORRECTED = "OneBitAdam, corrected"
 FEEDBACK = "1-bit gradients, Adam"
 LITERAL = "OneBitAdam, literal policy"
 
+TUNING_SHARE = 0.85  # of the training part; the rest of it judges the rates
+TUNING_SEED = 100  # none of those that are compared
 
-def make_optimizer(name: str, settings: dict[str, Any], total_steps: int) -> Any:
+
+def make_optimizer(
+    name: str, rate: float, settings: dict[str, Any], total_steps: int
+) -> Any:
     """The towers' optimizer; the table has BasisAdam in all of them."""
     import tensorflow as tf
 
     import tf_basis
     from tf_basis import distributed
 
-    rate = settings["rates"][name]
     table = {"tables": "table/embeddings", "compression_ratio": 100}
     if name in (ADAM, FEEDBACK):
         basis = tf_basis.BasisAdam(
@@ -52,7 +57,9 @@ def make_optimizer(name: str, settings: dict[str, Any], total_steps: int) -> Any
     return distributed.DistributedOptimizer(basis)
 
 
-def train(name: str, seed: int, clicks: Any, settings: dict[str, Any], hvd: Any):
+def train(
+    name: str, rate: float, seed: int, clicks: Any, settings: dict[str, Any], hvd: Any
+) -> dict[str, Any]:
     """One run; AUC on the test part on rank 0."""
     import tensorflow as tf
     from comparison import auc, log_loss
@@ -68,7 +75,7 @@ def train(name: str, seed: int, clicks: Any, settings: dict[str, Any], hvd: Any)
         bottom=settings["bottom"],
         top=settings["top"],
     )
-    optimizer = make_optimizer(name, settings, total_steps)
+    optimizer = make_optimizer(name, rate, settings, total_steps)
     optimizer.build(model.trainable_variables)
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     variables = model.trainable_variables
@@ -95,7 +102,7 @@ def train(name: str, seed: int, clicks: Any, settings: dict[str, Any], hvd: Any)
     )
     if len(set(everyone)) > 1:
         raise RuntimeError(f"{name}: ranks have drifted apart: {everyone}")
-    run = {"optimizer": name, "seed": seed, "steps": total_steps}
+    run = {"optimizer": name, "rate": rate, "seed": seed, "steps": total_steps}
     if rank == 0:
         test = slice(clicks.n_train, len(clicks.label))
         logit = scores(model, clicks, test)
@@ -112,8 +119,38 @@ def load(settings: dict[str, Any]) -> Any:
     import movielens_data
 
     if settings["data"] is None:
-        return dlrm_data.synthetic(settings["examples"], test_share=0.3)
+        # Small tables: what is compared is how the towers learn.
+        return dlrm_data.synthetic(
+            settings["examples"],
+            test_share=0.3,
+            sizes=[n // 10 + 2 for n in dlrm_data.SYNTHETIC_SIZES],
+        )
     return dlrm_data.from_movielens(movielens_data.load(settings["data"]))
+
+
+def tune(clicks: Any, settings: dict[str, Any], hvd: Any) -> dict[str, float]:
+    """The best candidate of each optimizer on the last part of the training part."""
+    end = clicks.n_train
+    inner = dataclasses.replace(
+        clicks,
+        dense=clicks.dense[:end],
+        rows=clicks.rows[:end],
+        weights=clicks.weights[:end],
+        label=clicks.label[:end],
+        n_train=int(end * TUNING_SHARE),
+    )
+    rates = {}
+    for name in settings["optimizers"]:
+        found = {
+            rate: train(name, rate, TUNING_SEED, inner, settings, hvd).get("auc")
+            for rate in settings["candidates"]
+        }
+        # Rank 0 alone has scores.
+        found = hvd.broadcast_object(found)
+        rates[name] = max(found, key=found.get)
+        if hvd.rank() == 0:
+            print(f"validation AUC of {name}: {found}; takes {rates[name]}", flush=True)
+    return rates
 
 
 def main() -> None:
@@ -121,12 +158,15 @@ def main() -> None:
     parser.add_argument("--rank-settings", required=True)
     settings, hvd = link.start(parser.parse_args().rank_settings)
     clicks = load(settings)
-    runs = []
+    rates, runs = settings["rates"], []
+    if settings["candidates"]:
+        rates = tune(clicks, settings, hvd)
     for seed in range(settings["seeds"]):
         for name in settings["optimizers"]:
-            runs.append(train(name, seed, clicks, settings, hvd))
+            runs.append(train(name, rates[name], seed, clicks, settings, hvd))
     if hvd.rank() == 0:
-        link.report(settings, {"runs": runs, "table_rows": clicks.n_rows})
+        found = {"rates": rates, "runs": runs, "table_rows": clicks.n_rows}
+        link.report(settings, found)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from movielens_data import Log
@@ -60,7 +61,12 @@ def from_movielens(log: Log) -> Clicks:
     )
 
 
-def synthetic(examples: int, seed: int = 0, test_share: float = 0.2) -> Clicks:
+def synthetic(
+    examples: int,
+    seed: int = 0,
+    test_share: float = 0.2,
+    sizes: Sequence[int] = SYNTHETIC_SIZES,
+) -> Clicks:
     """Clicks of a random teacher: latent factors of Zipf ids, and a network of numbers.
 
     Rows are numbered by frequency within a field; fields follow one another.
@@ -71,7 +77,7 @@ def synthetic(examples: int, seed: int = 0, test_share: float = 0.2) -> Clicks:
     logit = hidden @ rng.standard_normal(32) / 4
     rows, start, total = [], 0, 0.0
     squares = 0.0
-    for size in SYNTHETIC_SIZES:
+    for size in sizes:
         chances = 1.0 / (np.arange(size) + 5.0)
         ids = rng.choice(size, examples, p=chances / chances.sum())
         logit = logit + 0.5 * rng.standard_normal(size)[ids]
@@ -81,7 +87,7 @@ def synthetic(examples: int, seed: int = 0, test_share: float = 0.2) -> Clicks:
         start += size
     logit += 0.1 * (total**2 - squares).sum(axis=1)  # all pairs of fields
     label = (rng.random(examples) < 1 / (1 + np.exp(1 - logit))).astype(np.float32)
-    fields = len(SYNTHETIC_SIZES)
+    fields = len(sizes)
     return Clicks(
         dense,
         np.stack(rows, axis=1).astype(np.int32),
