@@ -33,8 +33,8 @@ NAMES = (ADAM, FROZEN, LITERAL, CORRECTED, FEEDBACK)
 CLAIM = 0.999  # of Adam's AUC
 # Each optimizer has the best of these on a part of the training data; `--tune` repeats
 # the choice.
-CANDIDATES = (1e-3, 2e-3, 4e-3)
-RATES = dict.fromkeys(NAMES, 1e-3)
+CANDIDATES = (1e-3, 2e-3, 4e-3, 8e-3)
+RATES = dict.fromkeys(NAMES, 4e-3)
 
 
 def summarise(name: str, runs: list[dict], reference: list[dict]) -> dict[str, Any]:
@@ -97,7 +97,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--dim", type=int, default=16)
     add("--bottom", type=int, nargs="+", default=[256, 64])
     add("--top", type=int, nargs="+", default=[256, 128])
-    add("--tune", action="store_true", help="choose the learning rates again")
+    add(
+        "--tune",
+        type=float,
+        nargs="*",
+        metavar="RATE",
+        help="choose the learning rates again, of these",
+    )
     add("--rate", type=float, help="one learning rate for all towers")
     add("--table-rate", type=float, default=3e-3)
     add("--optimizers", nargs="+", choices=NAMES, default=list(NAMES))
@@ -115,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     settings = {k: v for k, v in vars(args).items() if k not in ("json", "rate")}
     settings["rates"] = {n: args.rate or RATES[n] for n in args.optimizers}
-    settings["candidates"] = CANDIDATES if args.tune else ()
+    settings["candidates"] = () if args.tune is None else args.tune or CANDIDATES
     try:
         if args.data == "movielens":
             settings["data"] = str(movielens_data.fetch_movielens())
@@ -134,7 +140,11 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{args.ranks} ranks, {by_name[ADAM][0]['steps']:,} steps, {args.seeds} seeds; "
         f"table of {found['table_rows']:,} rows; learning rates "
-        + ("chosen on a part of the training data" if args.tune else "as given")
+        + (
+            "chosen on a part of the training data"
+            if settings["candidates"]
+            else "as given"
+        )
     )
     print_lines(lines)
     for line in lines:

@@ -86,8 +86,13 @@ class Channel:
 
     def split(self, flat: tf.Tensor) -> list[tf.Tensor]:
         """The reverse of `flatten`, as float32."""
-        parts = tf.split(flat, [math.prod(s) for s in self.shapes])
-        return [tf.reshape(p, s) for p, s in zip(parts, self.shapes)]
+        # Slices share the buffer where they are aligned; those of tf.split are copies.
+        sizes = [math.prod(s) for s in self.shapes]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [
+            tf.reshape(tf.slice(flat, [start], [size]), shape)
+            for start, size, shape in zip(starts, sizes, self.shapes)
+        ]
 
     def due(self, step: tf.Tensor) -> tf.Tensor | bool:
         """Whether the variables take a step at communicated step `step`, from 0."""
