@@ -175,6 +175,7 @@ def test_errors(flavor):
     keras = keras_of(flavor)
     table = make_variable(np.zeros((40, 2)), flavor, "user_table")
     small = make_variable(np.zeros((4, 2)), flavor, "small")
+    other = make_variable(np.zeros((40, 2)), flavor, "user_aux")
     optimizer = make_optimizer(
         flavor,
         tables="user",
@@ -184,7 +185,7 @@ def test_errors(flavor):
     )
     with pytest.raises(ValueError, match="no state yet"):
         optimizer.grow_rows(table, table)
-    optimizer.build([table, small])
+    optimizer.build([table, small, other])
     before = {**optimizer_arrays(optimizer), **state_of(optimizer, table)}
 
     def new(*shape, name="user_table"):
