@@ -27,17 +27,23 @@ settings.load_profile("suite")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: heavy sweeps, not in the quick run")
-    config.addinivalue_line("markers", "any_flavor: run in one flavour's process only")
 
 
 # Where the quick run tries tf_keras beside Keras 3 in one process too.
 BOTH_IN_ONE_PROCESS = ("test_basis_adam", "test_ecosystem", "test_errors")
 # What has nothing to do with a flavour of Keras.
 WITHOUT_KERAS = (
+    "test_benchmarks",
     "test_build.py",
     "test_formats.py",
     "test_hashing.py",
+    "test_horovod_failures.py",
+    "test_horovod_harness.py",
+    "test_install.py",
     "test_movielens_data.py",
+    "test_onebit_exchange.py",
+    "test_policy.py",
+    "test_quantize.py",
     "test_reference.py",
     "test_sizes.py",
 )
@@ -51,8 +57,7 @@ def pytest_collection_modifyitems(config, items):
 
     Of tests of both flavours, that of tf_keras leaves out the Keras 3 half, and in
     that of Keras 3 the tf_keras half is long, but for a sample. In that of tf_keras
-    tests without Keras are long, and of sweeps over the rules all but every fifth;
-    those marked `any_flavor` it leaves out.
+    tests without Keras are long, and of sweeps over the rules all but every fifth.
     """
     active, kept, done = active_flavor(), [], []
     sweep = 0
@@ -66,10 +71,9 @@ def pytest_collection_modifyitems(config, items):
             again = sweep % 5 > 0
             sweep += not other
         else:
-            again = name in WITHOUT_KERAS
+            again = name.startswith(WITHOUT_KERAS)
         if again:
             item.add_marker(pytest.mark.long)
-        other |= item.get_closest_marker("any_flavor") is not None
         (done if other and active == "tf_keras" else kept).append(item)
     config.hook.pytest_deselected(items=done)
     items[:] = kept

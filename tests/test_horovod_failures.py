@@ -9,9 +9,6 @@ from horovod_helpers import run_ranks
 
 from tf_basis.distributed.watch import EXIT_CODE
 
-# What happens inside Horovod does not depend on the Keras flavour.
-pytestmark = pytest.mark.any_flavor
-
 SCRIPT = """
 import os, sys, time
 import horovod.tensorflow as hvd

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from horovod_helpers import launch_fixture
 
-# No Keras in here: the process of one flavour runs it.
-pytestmark = pytest.mark.any_flavor
-
 SETS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
 two = launch_fixture("exchange", ranks=2)
 three = launch_fixture("exchange", ranks=3, env=SETS)
