@@ -19,7 +19,8 @@ from tf_basis.distributed import DistributedOptimizer, OneBitAdam
 
 hvd.init()
 what, timeout = sys.argv[1], float(sys.argv[2])
-variable = tf.keras.Variable(np.ones((64, 64), np.float32), name="a_kernel")
+new = getattr(tf.keras, "Variable", tf.Variable)  # Keras 3, tf_keras
+variable = new(np.ones((64, 64), np.float32), name="a_kernel")
 if what == "onebit_adam":
     optimizer = OneBitAdam(0.1, warmup_steps=1, timeout=timeout)
 else:
