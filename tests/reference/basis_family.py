@@ -192,7 +192,8 @@ class FamilyTable:
         rate = self._rate(moment)
         weight = 1 - rate if self.kind == "BasisAdam" else 1.0
         array[bucket] = rate * array[bucket] + weight * value
-        array[bucket] = np.clip(array[bucket], -LARGEST, LARGEST)
+        if moment == "second":
+            array[bucket] = np.minimum(array[bucket], LARGEST)
 
     def _update_bucket(self, bucket: int, rows, grads) -> None:
         """`rows` of this bucket were touched, ascending; `grads` are theirs."""
@@ -211,8 +212,8 @@ class FamilyTable:
             pairs = list(zip(grads, squares, strict=True))
         else:
             reduce = {"mean": np.mean, "sum": np.sum}[self.h.collision_reduce]
-            reduced = [reduce(x, axis=0) for x in (grads, squares)]
-            pairs = [np.clip(reduced, -LARGEST, LARGEST)]
+            square = np.minimum(reduce(squares, axis=0), LARGEST)
+            pairs = [(reduce(grads, axis=0), square)]
         for first, second in pairs:
             self.bucket_steps[bucket] += 1
             if not self.led:

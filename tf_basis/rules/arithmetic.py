@@ -24,9 +24,10 @@ def saturating_add(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def saturated(x: tf.Tensor) -> tf.Tensor:
-    """Within the finite numbers of float32; NaN stays NaN.
+    """At most the largest float32, for squares; NaN stays NaN.
 
-    Large gradients must not make state infinite, which no later step would undo.
+    Large gradients must not make second moments infinite, which no later step would
+    undo.
     """
     largest = tf.constant(tf.float32.max, x.dtype)
-    return tf.where(x > largest, largest, tf.where(x < -largest, -largest, x))
+    return tf.where(x > largest, largest, x)

@@ -139,7 +139,7 @@ def _update_buckets(
         # keep^count and a weighted sum.
         position = tf.range(tf.shape(member_of, tf.int64)[0])
 
-        def moved(moment, keep, take, x, members):
+        def moved(moment, keep, take, x, members, limit):
             last = tf.math.unsorted_segment_max(
                 tf.where(members, position, -1), member_of, n_buckets
             )
@@ -147,28 +147,29 @@ def _update_buckets(
             times = per_bucket(tf.cast(members, tf.int32))[:, None]
             kept = tf.cast(moment, tf.float64) * power(keep, times)
             weight = tf.where(members[:, None], take * power(keep, later), 0.0)
-            return tf.cast(saturated(kept + per_bucket(weight * x)), tf.float32)
+            return tf.cast(limit(kept + per_bucket(weight * x)), tf.float32)
 
         steps = saturating_add(steps, count)
     else:
 
-        def moved(moment, keep, take, x, members):
+        def moved(moment, keep, take, x, members, limit):
             times = per_bucket(tf.cast(members, tf.int32))[:, None]
             reduced = per_bucket(tf.where(members[:, None], x, 0.0))
             if rule.collision_reduce == "mean":
                 reduced /= tf.cast(tf.maximum(times, 1), tf.float64)
-            reduced = tf.cast(saturated(reduced), tf.float32)
-            new = saturated(keep * moment + take * reduced)
+            reduced = tf.cast(limit(reduced), tf.float32)
+            new = limit(keep * moment + take * reduced)
             return tf.where(times > 0, new, moment)
 
         steps = saturating_add(steps, tf.minimum(count, 1))
 
     if first is not None:
-        first = moved(first, *rule.first, g, first_from)
+        first = moved(first, *rule.first, g, first_from, limit=tf.identity)
         seen = steps if state.leader is None else state.leader_steps
         first = store("first_moment", first, groups.buckets, seen)
     if second is not None:
-        second = moved(second, *rule.second, saturated(tf.square(g)), second_from)
+        squares = saturated(tf.square(g))
+        second = moved(second, *rule.second, squares, second_from, limit=saturated)
         second = store("second_moment", second, groups.buckets, steps)
     return state._replace(
         first_moment=first,

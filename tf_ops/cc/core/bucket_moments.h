@@ -60,7 +60,6 @@ class BucketMoments : protected BucketAccess {
       }
     }
     if (m != nullptr) {
-      Saturate(m, dim_);
       state_.first_moment.Close(b, m, Key(kFirstMomentSlot, b, FirstSteps(b)));
     }
     if (v != nullptr) {
@@ -91,7 +90,8 @@ class BucketMoments : protected BucketAccess {
     }
     const double kept = IntegerPower(keep, count);
     for (int64_t j = 0; j < dim_; ++j) {
-      moment[j] = static_cast<float>(Saturated(moment[j] * kept + sum[j]));
+      const double moved = moment[j] * kept + sum[j];
+      moment[j] = static_cast<float>(square ? Saturated(moved) : moved);
     }
   }
 
@@ -114,7 +114,8 @@ class BucketMoments : protected BucketAccess {
                                : 1.0;
     float* out = reduced_.data();
     for (int64_t j = 0; j < dim_; ++j) {
-      out[j] = static_cast<float>(Saturated(sum[j] / divisor));
+      const double reduced = sum[j] / divisor;
+      out[j] = static_cast<float>(square ? Saturated(reduced) : reduced);
     }
     return out;
   }

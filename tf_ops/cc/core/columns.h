@@ -30,13 +30,13 @@ inline double SquaredNorm(const float* x, int64_t count) {
                  [x](int64_t j) { return static_cast<double>(x[j]) * x[j]; });
 }
 
-// Numbers stop here, lest large gradients make state infinite, which no later
-// step would undo. NaN stays NaN.
+// Squares and what is made of them stop here, lest large gradients make second
+// moments infinite, which no later step would undo. NaN stays NaN.
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 template <typename T>
 T Saturated(T x) {
-  return std::max<T>(std::min<T>(x, kLargest), -kLargest);
+  return std::min<T>(x, kLargest);
 }
 
 inline void Saturate(float* x, int64_t count) {
