@@ -76,7 +76,7 @@ def run_ranks(
     *,
     flavor: str | None = None,
     args: tuple[str, ...] = (),
-    timeout: float = 120,
+    timeout: float = 300,
     env: dict[str, str] | None = None,
     launcher: str = "horovodrun",
     check: bool = True,
