@@ -38,7 +38,7 @@ for step in range(5):
             os._exit(9)
         if what == "leaves":
             sys.exit(0)
-        time.sleep(15)  # longer than the others wait
+        time.sleep(25)  # longer than the others wait
     error = error_of(apply, tf.ones((64, 64)))
     if error:
         report(error)
@@ -53,13 +53,13 @@ def run(what: str, timeout: float) -> list:
         args=(what, str(timeout)),
         launcher="independent",
         check=False,
-        timeout=90,
+        timeout=180,
     )
 
 
 @pytest.mark.parametrize("what", ["sleeps", "onebit_adam"])
 def test_a_rank_that_does_not_come_is_named_and_the_job_ends(what):
-    waiting, _ = run(what, 4.0)
+    waiting, _ = run(what, 10.0)
     assert waiting.exit_code == EXIT_CODE
     assert "rank 0 has waited" in waiting.output
     assert "exchange 4 of tf_basis_" in waiting.output
