@@ -48,7 +48,7 @@ WITHOUT_KERAS = (
     "test_sizes.py",
 )
 # Sweeps over the options of the rules, below the adapters.
-OF_THE_RULES = ("test_family_", "test_golden.py", "test_parity.py")
+OF_THE_RULES = ("test_family_", "test_parity.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
@@ -56,8 +56,9 @@ def pytest_collection_modifyitems(config, items):
     """What both processes of `make test`, one for each flavour, need not run twice.
 
     Of tests of both flavours, that of tf_keras leaves out the Keras 3 half, and in
-    that of Keras 3 the tf_keras half is long, but for a sample. In that of tf_keras
-    tests without Keras are long, and of sweeps over the rules all but every fifth.
+    that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps over the rules
+    every second is long there, and all but every fifth in that of tf_keras, where tests
+    without Keras are long too.
     """
     active, kept, done = active_flavor(), [], []
     sweep = 0
@@ -65,11 +66,11 @@ def pytest_collection_modifyitems(config, items):
         name = item.path.name
         call = getattr(item, "callspec", None)
         other = call is not None and call.params.get("flavor", active) != active
-        if active == "keras3":
-            again = other and not name.startswith(BOTH_IN_ONE_PROCESS)
-        elif call is not None and name.startswith(OF_THE_RULES):
-            again = sweep % 5 > 0
+        if call is not None and name.startswith(OF_THE_RULES):
+            again = other or sweep % (2 if active == "keras3" else 5) > 0
             sweep += not other
+        elif active == "keras3":
+            again = other and not name.startswith(BOTH_IN_ONE_PROCESS)
         else:
             again = name.startswith(WITHOUT_KERAS)
         if again:
