@@ -56,9 +56,9 @@ def pytest_collection_modifyitems(config, items):
     """What both processes of `make test`, one for each flavour, need not run twice.
 
     Of tests of both flavours, that of tf_keras leaves out the Keras 3 half, and in
-    that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps over the rules
-    every second is long there, and all but every fifth in that of tf_keras, where tests
-    without Keras are long too.
+    that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps over the
+    rules every second is long there, and all but every fifth in that of tf_keras,
+    where tests without Keras are long too.
     """
     active, kept, done = active_flavor(), [], []
     sweep = 0
