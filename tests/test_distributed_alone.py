@@ -181,3 +181,91 @@ def test_loading_needs_only_the_import(tmp_path):
         TF_USE_LEGACY_KERAS="1" if active_flavor() == "tf_keras" else "0",
     )
     assert "equal" in done.stdout
+
+
+@pytest.mark.parametrize("wrap", [lambda o: o, DistributedOptimizer])
+def test_rows_grow_beside_onebit_adam(flavor, wrap):
+    """The tower's variables are those of a new model; their state goes on."""
+    tables = [
+        make_variable(np.ones((rows, 4), np.float32), flavor, f"table_{rows}")
+        for rows in (40, 60)
+    ]
+    kernels = [
+        make_variable(np.ones((40, 40), np.float32), flavor, f"tower_{i}_kernel")
+        for i in range(2)
+    ]
+    inner = distributed.for_flavor(flavor).OneBitAdam(0.1, warmup_steps=1)
+    optimizer = wrap(
+        make_optimizer(
+            flavor,
+            tables="table_",
+            min_rows=10,
+            compression_ratio=4.0,
+            dense_optimizer=inner,
+        )
+    )
+    optimizer.build([tables[0], kernels[0]])
+    for table, kernel in zip(tables, kernels):
+        if table is tables[1]:
+            optimizer.grow_rows(tables[0], table)
+            optimizer.grow_rows(kernels[0], kernel)
+        apply = applier(optimizer, [table, kernel])
+        for _ in range(2):
+            before = to_numpy(table), to_numpy(kernel)
+            slices = tf.IndexedSlices(
+                tf.ones([2, 4]),
+                tf.constant([3, int(table.shape[0]) - 1]),
+                tf.constant(tuple(table.shape), tf.int64),
+            )
+            apply(slices, tf.ones((40, 40)))
+            assert np.any(to_numpy(table) < before[0])
+            assert np.all(to_numpy(kernel) < before[1])
+    assert int(optimizer.dense_optimizer._exchange.steps[0]) == 4
+    np.testing.assert_allclose(to_numpy(kernels[0]), 0.8, atol=0.01)
+
+
+def test_a_dense_optimizer_alone_may_not_be_distributed(flavor):
+    inner = DistributedOptimizer(keras_of(flavor).optimizers.Adam())
+    optimizer = make_optimizer(flavor, dense_optimizer=inner)
+    kernel = make_variable(np.ones((4, 4), np.float32), flavor, "kernel")
+    with pytest.raises(ValueError, match="dense_optimizer must not be the only one"):
+        optimizer.build([kernel])
+
+
+def test_a_learning_rate_may_be_a_function(flavor):
+    wrapped = DistributedOptimizer(make_optimizer(flavor, learning_rate=lambda: 0.25))
+    kernel = make_variable(np.ones((4, 4), np.float32), flavor, "kernel")
+    wrapped.build([kernel])
+    applier(wrapped, [kernel])(tf.ones((4, 4)))
+    np.testing.assert_allclose(to_numpy(kernel), 0.75, atol=1e-5)
+
+
+def test_tapes_of_one_setting_share_their_residuals():
+    kernel = tf.Variable(np.zeros((40, 40), np.float32))
+    rng = np.random.default_rng(0)
+    true, got = np.zeros((40, 40)), np.zeros((40, 40))
+    for _ in range(10):
+        x = rng.normal(size=(40, 40)).astype(np.float32)
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(kernel * x)
+        compression = distributed.OneBitCompression(block=64)
+        tape = DistributedGradientTape(tape, compression)
+        got += tape.gradient(y, kernel).numpy()
+        true += x
+    residual = tape._reducer([kernel]).residuals[0].numpy().reshape(40, 40)
+    np.testing.assert_allclose(got + residual, true, atol=1e-4)
+
+
+def test_even_batches_refuses_what_never_ends():
+    data = tf.data.Dataset.from_tensor_slices(([[1.0]], [1.0])).batch(1)
+    with pytest.raises(ValueError, match="an endless dataset"):
+        distributed.even_batches(data.repeat())
+    with pytest.raises(ValueError, match=r"dataset must be a tf.data.Dataset.*None"):
+        distributed.even_batches(None)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), -1, -0.5, float("inf")])
+def test_bad_learning_rates(flavor, rate):
+    with pytest.raises(ValueError, match="learning_rate must be a finite number"):
+        distributed.for_flavor(flavor).OneBitAdam(rate)
+    assert float(distributed.for_flavor(flavor).OneBitAdam(1).learning_rate) == 1.0

@@ -189,3 +189,19 @@ def check_all(
     for name, value in arguments.items():
         if name in rules:
             check(name, value, rules[name])
+
+
+def checked_learning_rate(value: Any) -> Any:
+    """A number as a float; a schedule or callable as it is.
+
+    Raises:
+      ValueError: a number that is below 0 or not finite.
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return value
+    if not 0 <= value < math.inf:
+        raise ValueError(
+            "learning_rate must be a finite number of at least 0, a schedule or "
+            f"a callable, received {value!r}"
+        )
+    return float(value)

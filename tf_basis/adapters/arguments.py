@@ -57,11 +57,12 @@ def check(
         )
 
 
-def check_inner(dense_optimizer: Any) -> None:
-    """Refuses a `dense_optimizer` that would unscale gradients nobody scaled.
+def check_inner(optimizer: Any, dense_optimizer: Any) -> None:
+    """Refuses a `dense_optimizer` that would leave ranks or scales apart.
 
     Raises:
-      ValueError: it has a loss scale.
+      ValueError: it has a loss scale, which nobody applied; or it averages its
+        variables over the ranks, while nobody does so with the others.
     """
     factor = getattr(dense_optimizer, "loss_scale_factor", None)
     wraps = type(dense_optimizer).__name__.startswith("LossScaleOptimizer")
@@ -70,4 +71,16 @@ def check_inner(dense_optimizer: Any) -> None:
             "dense_optimizer must not scale losses, since it sees the gradients only: "
             "scale the loss of the whole optimizer, received "
             f"{type(dense_optimizer).__name__} with loss_scale_factor={factor!r}"
+        )
+    if getattr(optimizer, "distributes", False):
+        return
+    alone = getattr(dense_optimizer, "distributes", False)
+    if getattr(dense_optimizer, "exchanges_for_itself", False):
+        alone = dense_optimizer.ranks > 1
+    if alone:
+        raise ValueError(
+            "dense_optimizer must not be the only one that is distributed, or tables "
+            "would drift apart: wrap the whole optimizer in "
+            "tf_basis.distributed.DistributedOptimizer, received "
+            f"{type(dense_optimizer).__name__}"
         )

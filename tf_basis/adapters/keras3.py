@@ -84,7 +84,7 @@ class OptimizerAdapter(Optimizer):
         """Creates all state for these variables, once."""
         if self.built:
             return
-        arguments.check_inner(self.dense_optimizer)
+        arguments.check_inner(self, self.dense_optimizer)
         # Keras would give tables averages and accumulators of their own size.
         use_ema, steps = self.use_ema, self.gradient_accumulation_steps
         self.use_ema, self.gradient_accumulation_steps = False, None

@@ -64,7 +64,7 @@ class OptimizerAdapter(Optimizer):
         """Creates all state for these variables, once."""
         if self._is_built():
             return
-        arguments.check_inner(self.dense_optimizer)
+        arguments.check_inner(self, self.dense_optimizer)
         # Keras would give tables averages of their own size.
         use_ema, self.use_ema = self.use_ema, False
         try:

@@ -35,8 +35,8 @@ def even_batches(
       Batches of (x, y, sample_weight), with float32 weights of shape [n].
 
     Raises:
-      ValueError: on every rank, where some rank's dataset has no batch or batches of
-        another structure.
+      ValueError: it is no dataset; or on every rank: some rank's has no end, no batch
+        or batches that are not such tuples.
 
     Example:
 
@@ -45,8 +45,12 @@ def even_batches(
     [[1.0, 1.0]]
     """
     world = World(process_set)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(f"dataset must be a tf.data.Dataset, received {dataset!r}")
     structure = dataset.element_spec
     fits = isinstance(structure, tuple) and len(structure) in (2, 3)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        fits, structure = False, f"an endless dataset of {structure}"
     sizes = []
     if fits:
         sizes = [

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_basis import hyperparameters
-from tf_basis.adapters import flavor
+from tf_basis.adapters import flavor, tracking
 from tf_basis.distributed import control, quantize, rows, watch
 from tf_basis.distributed.channel import Channel
 from tf_basis.distributed.compression import OneBitCompression
@@ -42,7 +42,6 @@ class _State:
 
     def __init__(self) -> None:
         self.variables: list = []
-        self.positions: dict[Any, int] = {}
         self.shapes: list[tuple[int, ...]] = []
         self.channels: list[Channel] = []
         self.moments: list[tuple[tf.Variable, tf.Variable]] = []
@@ -157,6 +156,7 @@ class OneBitAdamMixin(OneBitRuleMixin):
         compression = OneBitCompression(
             policy, **{k: arguments[k] for k in _COMPRESSION}
         )
+        learning_rate = hyperparameters.checked_learning_rate(learning_rate)
         super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.warmup_steps, self.total_steps = warmup_steps, total_steps
@@ -171,6 +171,11 @@ class OneBitAdamMixin(OneBitRuleMixin):
     def compression(self) -> OneBitCompression:
         """The settings of the exchange."""
         return self._exchange.compression
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks it exchanges with."""
+        return World(self._exchange.process_set).size
 
     @property
     def exchanged_variables(self) -> list:
@@ -224,7 +229,6 @@ class OneBitAdamMixin(OneBitRuleMixin):
             ],
         )
         state.watch = watch.Watch(world, name, self.timeout)
-        state.positions = {self._var_key(v): i for i, v in enumerate(variables)}
         state.paths, state.variables = paths, list(variables)
         state.steps = self._add_state(f"{name}_steps", 1, tf.int64)
         state.skipped = self._add_state(f"{name}_skipped_steps", 1, tf.int64)
@@ -285,7 +289,9 @@ class OneBitAdamMixin(OneBitRuleMixin):
         state = self._exchange
         given: list = [None] * len(state.shapes)
         for gradient, variable in pairs:
-            given[state.positions[self._var_key(variable)]] = gradient
+            position = tracking.index_of(self, variable)
+            given[position] = gradient
+            state.variables[position] = variable  # `grow_rows` may have exchanged it
         if state.control is not None:
             self._step(given, state.control)
             return

@@ -35,6 +35,7 @@ class _Distribution:
         self.average_aggregated_gradients = average_aggregated_gradients
         self.process_set, self.timeout = process_set, timeout
         self.reducer: GradientReducer | None = None
+        self.left: list[int] = []  # places of what the inner optimizer exchanges
         self.weight: tf.Variable | None = None
         self.reduction: Reduction | None = None
 
@@ -50,6 +51,7 @@ class _Distribution:
 class DistributedMixin:
     """What `DistributedOptimizer` adds to the class of the optimizer it is given."""
 
+    distributes = True
     _flavor: str
     _inner_class: type
 
@@ -95,6 +97,7 @@ class DistributedMixin:
         leave = set()
         if inner is not None:
             leave = {self._var_key(v) for v in inner.exchanged_variables}
+            state.left = [tracking.index_of(self, v) for v in inner.exchanged_variables]
         specs = [
             Spec(
                 path=adapter.path_of(v),
@@ -162,13 +165,13 @@ class DistributedMixin:
             if inner is None:
                 step(always, list(groups.items()))
                 return
-            with inner.told(self._told_to(inner, state.reduction.control)):
+            with inner.told(self._told_to(state.reduction.control)):
                 step(always, list(groups.items()))
 
         tf.cond(state.reduction.control.go, go, lambda: None)
 
-    def _told_to(self, inner: Any, told: control.Control) -> control.Control:
-        columns = [tracking.index_of(self, v) for v in inner.exchanged_variables]
+    def _told_to(self, told: control.Control) -> control.Control:
+        columns = self._distribution.left
         return told._replace(rows=tf.gather(told.rows, columns, axis=1))
 
     # ---- config ------------------------------------------------------------------
@@ -287,7 +290,11 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
         )
     adapter = flavor.load_collective(name)
     cls = _define(type(optimizer), name)
-    wrapped = cls._of(optimizer.get_config(), settings)
+    config = optimizer.get_config()
+    rate = getattr(optimizer, "_learning_rate", None)
+    if callable(rate) and not hasattr(rate, "get_config"):
+        config["learning_rate"] = rate  # a function: no config can hold it
+    wrapped = cls._of(config, settings)
     _copy_exclusions(optimizer, wrapped)
     if inner is not None:
         _copy_exclusions(inner, wrapped.dense_optimizer)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_basis.distributed import watch
-from tf_basis.distributed.compression import OneBitCompression, named
+from tf_basis.distributed.compression import named
 from tf_basis.distributed.exchange import new_variable
 from tf_basis.distributed.reducer import GradientReducer, Spec
 from tf_basis.distributed.world import World, unique_name
@@ -20,7 +20,7 @@ class DistributedGradientTape:
 
     Dense gradients travel in flat buffers and IndexedSlices as rows, as in
     `DistributedOptimizer`. Do not use both. Make it in every step, as Horovod's own:
-    residuals belong to the `compression` and the variables, and live on.
+    residuals belong to the variables and the settings, and live on.
 
     Args:
       tape: the tape that recorded the step.
@@ -59,8 +59,6 @@ class DistributedGradientTape:
         timeout: float | None = watch.DEFAULT_TIMEOUT,
     ) -> None:
         self._tape = tape
-        own = isinstance(compression, OneBitCompression)
-        self._key = id(compression) if own else str(compression)
         self._compression = named(compression)
         self._process_set, self._timeout = process_set, timeout
         self.finite: tf.Tensor | None = None
@@ -96,7 +94,8 @@ class DistributedGradientTape:
         return tf.nest.pack_sequence_as(gradients, reduction.gradients)
 
     def _reducer(self, variables: list) -> GradientReducer:
-        key = (self._key, tuple(id(v) for v in variables), id(self._process_set))
+        settings = str(self._compression.get_config())
+        key = (settings, tuple(id(v) for v in variables), id(self._process_set))
         found = _reducers.get(key)
         if found is not None:
             return found[0]
@@ -125,5 +124,5 @@ class DistributedGradientTape:
             self._timeout,
         )
         # The variables are kept, so that their ids stay theirs.
-        _reducers[key] = (reducer, variables, self._compression, self._process_set)
+        _reducers[key] = (reducer, variables, self._process_set)
         return reducer

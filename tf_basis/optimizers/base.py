@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-import numpy as np
 import tensorflow as tf
 
 from tf_basis import budget, engine, growth, hyperparameters
@@ -68,14 +67,9 @@ class BasisOptimizerMixin(
                 f"({self._keras.Optimizer.__module__.split('.')[0]}), received "
                 f"{dense_optimizer!r}"
             )
-        learning_rate = arguments.pop("learning_rate")
-        if isinstance(learning_rate, int) and not isinstance(learning_rate, bool):
-            learning_rate = float(learning_rate)
-        if isinstance(learning_rate, float) and not 0 <= learning_rate < np.inf:
-            raise ValueError(
-                "learning_rate must be a finite number of at least 0, a schedule or "
-                f"a callable, received {learning_rate!r}"
-            )
+        learning_rate = hyperparameters.checked_learning_rate(
+            arguments.pop("learning_rate")
+        )
         arguments["tables"] = selection.parse_tables(
             arguments["tables"], self._keras.path_of
         )
