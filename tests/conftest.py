@@ -31,10 +31,12 @@ def pytest_configure(config):
 
 # Where the quick run tries tf_keras beside Keras 3 in one process too.
 BOTH_IN_ONE_PROCESS = ("test_basis_adam", "test_ecosystem", "test_errors")
-# What has nothing to do with a flavour of Keras.
+# What has little or nothing to do with a flavour of Keras.
 WITHOUT_KERAS = (
     "test_benchmarks",
     "test_build.py",
+    "test_determinism.py",
+    "test_examples_horovod.py",
     "test_formats.py",
     "test_hashing.py",
     "test_horovod_failures.py",
@@ -57,8 +59,8 @@ def pytest_collection_modifyitems(config, items):
 
     Of tests of both flavours, that of tf_keras leaves out the Keras 3 half, and in
     that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps over the
-    rules every second is long there, and all but every fifth in that of tf_keras,
-    where tests without Keras are long too.
+    rules every second is long there, and all but every fifth in that of tf_keras (of
+    the contracts too), where tests without Keras are long.
     """
     active, kept, done = active_flavor(), [], []
     sweep = 0
@@ -66,8 +68,10 @@ def pytest_collection_modifyitems(config, items):
         name = item.path.name
         call = getattr(item, "callspec", None)
         other = call is not None and call.params.get("flavor", active) != active
-        if call is not None and name.startswith(OF_THE_RULES):
-            again = other or sweep % (2 if active == "keras3" else 5) > 0
+        every = 2 if active == "keras3" else 5
+        rules = OF_THE_RULES if active == "keras3" else (*OF_THE_RULES, "test_contract")
+        if call is not None and name.startswith(rules):
+            again = other or sweep % every > 0
             sweep += not other
         elif active == "keras3":
             again = other and not name.startswith(BOTH_IN_ONE_PROCESS)

@@ -35,6 +35,7 @@ def on_two_ranks(*arguments: str) -> dict[str, float]:
     return figures(output)
 
 
+@pytest.mark.long
 def test_one_bit_sends_less_than_float32():
     one_bit = on_two_ranks("--compression", "onebit", "--warmup-steps", "6")
     plain = on_two_ranks("--compression", "none")

@@ -57,7 +57,9 @@ def run(what: str, timeout: float) -> list:
     )
 
 
-@pytest.mark.parametrize("what", ["sleeps", "onebit_adam"])
+@pytest.mark.parametrize(
+    "what", ["sleeps", pytest.param("onebit_adam", marks=pytest.mark.long)]
+)
 def test_a_rank_that_does_not_come_is_named_and_the_job_ends(what):
     waiting, _ = run(what, 10.0)
     assert waiting.exit_code == EXIT_CODE

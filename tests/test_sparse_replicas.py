@@ -83,7 +83,13 @@ def print_comparison(flavor: str, mode: str) -> None:
     print(json.dumps(report))
 
 
-@pytest.mark.parametrize("mode", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, id=name, marks=[pytest.mark.long] * (name == "twin"))
+        for name, mode in BACKENDS.items()
+    ],
+)
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_replicas_agree_and_equal_one_replica(flavor, mode):
     source = (
