@@ -75,6 +75,7 @@ class CollectiveOptimizer(CollectiveAdapter, Optimizer):
                 "gradient_accumulation_steps must be None in this optimizer on "
                 f"tf_keras, received {steps!r}"
             )
+        agree_in_loss_scaling()
         arguments.check(self, "tf_keras", kwargs, adapter.ARGUMENTS, adapter.ADVICE)
         if kwargs.get("use_ema"):
             raise ValueError(
@@ -142,9 +143,6 @@ def agree_in_loss_scaling() -> None:
 
     apply_gradients._agrees = True
     cls.apply_gradients = apply_gradients
-
-
-agree_in_loss_scaling()
 
 
 def built(optimizer: Any) -> bool:

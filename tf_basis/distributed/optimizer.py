@@ -200,6 +200,9 @@ class DistributedMixin:
     @classmethod
     def _of(cls, config: dict[str, Any], settings: _Distribution) -> Any:
         """From the config of the inner optimizer."""
+        # Not at import: it makes an optimizer, and with it TensorFlow's devices.
+        adapter = flavor.load_collective(cls._flavor)
+        getattr(adapter, "agree_in_loss_scaling", lambda: None)()
         optimizer = super().from_config(config)
         optimizer._distribution = settings
         return optimizer
