@@ -25,6 +25,12 @@ class Feedback(NamedTuple):
     warmup_steps: int = 0
 
 
+def name_of(stem: str, way: Way) -> str:
+    """The name of an object's channel for this way."""
+    every = f"_every{way.interval}" if way.interval > 1 else ""
+    return f"{stem}_{way.bits}bit{every}"
+
+
 class Channel:
     """Averages the gradients of some variables over the ranks.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_basis import hyperparameters
 from tf_basis.adapters import flavor, tracking
 from tf_basis.distributed import control, quantize, rows, watch
-from tf_basis.distributed.channel import Channel
+from tf_basis.distributed.channel import Channel, name_of
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.onebit_rule import OneBitRuleMixin
 from tf_basis.distributed.policy import Policy, Way
@@ -249,16 +249,13 @@ class OneBitAdamMixin(OneBitRuleMixin):
 
     def _channel(self, way: Way, members: list[int]) -> Channel:
         state = self._exchange
-        name = f"{state.name}_{way.bits}bit"
-        if way.interval > 1:
-            name += f"_every{way.interval}"
         return Channel(
             members,
             [state.shapes[m] for m in members],
             way,
             self.compression.feedback,
             state.world,
-            name,
+            name_of(state.name, way),
             self._add_state,
         )
 
@@ -295,7 +292,7 @@ class OneBitAdamMixin(OneBitRuleMixin):
         if state.control is not None:
             self._step(given, state.control)
             return
-        with state.watch.waiting(given) as start:
+        with state.watch.waiting() as start:
             given = [
                 rows.summed(g) if isinstance(g, tf.IndexedSlices) else g for g in given
             ]

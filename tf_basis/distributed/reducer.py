@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_basis.distributed import control, quantize, rows
-from tf_basis.distributed.channel import Channel
+from tf_basis.distributed.channel import Channel, name_of
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.exchange import NewVariable
 from tf_basis.distributed.policy import Way
@@ -103,9 +103,7 @@ class GradientReducer:
 
     def _channel(self, way: Way, members: list[int], variables: NewVariable) -> Channel:
         shapes = [self.specs[m].shape for m in members]
-        name = f"{self.name}_{way.bits}bit"
-        if way.interval > 1:
-            name += f"_every{way.interval}"
+        name = name_of(self.name, way)
         feedback = self.compression.feedback
         return Channel(members, shapes, way, feedback, self.world, name, variables)
 
@@ -134,7 +132,7 @@ class GradientReducer:
           factor: by which results are multiplied.
           extras: further numbers for `Control.extras`.
         """
-        with self.watch.waiting(gradients) as start:
+        with self.watch.waiting() as start:
             gradients = [
                 rows.summed(g) if isinstance(g, tf.IndexedSlices) else g
                 for g in gradients

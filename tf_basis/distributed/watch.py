@@ -49,7 +49,7 @@ class Watch:
         thread.start()
 
     @contextlib.contextmanager
-    def waiting(self, _: Any) -> Iterator[list]:
+    def waiting(self) -> Iterator[list]:
         """Around the code that makes an exchange: yields what must come before it."""
         if not self._active:
             yield []
@@ -59,7 +59,7 @@ class Watch:
     def finished(self, results: Any) -> None:
         """To be called with what the exchange results in."""
         if self._active:
-            done = [r for r in tf.nest.flatten(results, expand_composites=True)]
+            done = tf.nest.flatten(results, expand_composites=True)
             with tf.control_dependencies([r for r in done if r is not None]):
                 self._progress.assign_add([0, 1])
 
@@ -74,7 +74,7 @@ def watched(world: World, name: str, timeout: float | None) -> Iterator[None]:
     """Around exchanges that run now, not in a graph: all ranks get through in time."""
     watch = Watch(world, name, timeout)
     try:
-        with watch.waiting(None):
+        with watch.waiting():
             yield
     finally:  # an error on all ranks is no waiting
         watch.finished([])
