@@ -53,7 +53,7 @@ class BroadcastCallbackMixin:
     ) -> None:
         super().__init__()
         hyperparameters.check("root_rank", root_rank, _RANK)
-        hyperparameters.check("timeout", timeout, _TIMEOUT)
+        hyperparameters.check("timeout", timeout, watch.TIMEOUT_RULE)
         self.root_rank, self.process_set, self.timeout = root_rank, process_set, timeout
         self._due_after_batch = self._due_at_epoch = False
 
@@ -133,7 +133,7 @@ class MetricAverageCallbackMixin:
         timeout: float | None = watch.DEFAULT_TIMEOUT,
     ) -> None:
         super().__init__()
-        hyperparameters.check("timeout", timeout, _TIMEOUT)
+        hyperparameters.check("timeout", timeout, watch.TIMEOUT_RULE)
         self.process_set, self.timeout = process_set, timeout
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -198,7 +198,7 @@ class LearningRateWarmupCallbackMixin:
         for name, value, rule in [
             ("initial_learning_rate", initial_learning_rate, _POSITIVE),
             ("warmup_epochs", warmup_epochs, _POSITIVE),
-            ("timeout", timeout, _TIMEOUT),
+            ("timeout", timeout, watch.TIMEOUT_RULE),
         ]:
             hyperparameters.check(name, value, rule)
         if steps_per_epoch is not None:
@@ -319,7 +319,6 @@ def _unlisted(optimizer: Any) -> list:
 
 
 _RANK = hyperparameters.integer("of at least 0", lambda v: v >= 0)
-_TIMEOUT = hyperparameters.real("above 0, in seconds", lambda v: v > 0, optional=True)
 _COUNT = hyperparameters.integer("of at least 1", lambda v: v >= 1)
 _POSITIVE = hyperparameters.real("above 0", lambda v: v > 0)
 

@@ -31,7 +31,7 @@ _RULES = {
         "of at least 1", lambda v: v >= 1, optional=True
     ),
     "moments": hyperparameters.choice("frozen", "corrected"),
-    "timeout": hyperparameters.real("above 0, in seconds", lambda v: v > 0, True),
+    "timeout": watch.TIMEOUT_RULE,
 }
 _COMPRESSION = ("block", "clip_value", "reset_interval", "reset", "sparse_values")
 _REFUSED = ("clipnorm", "clipvalue", "global_clipnorm")

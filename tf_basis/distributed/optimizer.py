@@ -16,7 +16,7 @@ from tf_basis.distributed.reducer import GradientReducer, Reduction, Spec
 from tf_basis.distributed.world import World, unique_name
 
 _RULES = {
-    "timeout": hyperparameters.real("above 0, in seconds", lambda v: v > 0, True),
+    "timeout": watch.TIMEOUT_RULE,
     "average_aggregated_gradients": hyperparameters.flag,
 }
 

@@ -19,9 +19,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_basis import hyperparameters
 from tf_basis.distributed.world import World
 
 DEFAULT_TIMEOUT = 600.0
+TIMEOUT_RULE = hyperparameters.real(
+    "above 0, in seconds", lambda v: v > 0, optional=True
+)
 EXIT_CODE = 74  # what `sysexits.h` calls EX_IOERR
 
 
