@@ -66,6 +66,7 @@ def exchanges(elements: int, hvd: Any) -> list[Timed]:
 
     from tf_basis.distributed import OneBitExchange, quantize
     from tf_basis.distributed.world import World
+    from tf_basis.ops import quantize_ops
 
     world = World()
     rng = tf.random.Generator.from_seed(hvd.rank())
@@ -76,6 +77,7 @@ def exchanges(elements: int, hvd: Any) -> list[Timed]:
     mine = int(exchange.server_error.shape[0])
     residual = tf.Variable(tf.zeros([elements]))
     owed = tf.Variable(tf.zeros([mine]))
+    mean = tf.Variable(tf.zeros([elements]))
     sent = tf.zeros([sum(splits)], tf.uint8)
     received = tf.zeros([world.size * splits[world.rank]], tf.uint8)
     reply = tf.zeros([splits[world.rank]], tf.uint8)
@@ -96,7 +98,7 @@ def exchanges(elements: int, hvd: Any) -> list[Timed]:
 
     @tf.function
     def one_bit(x):
-        return exchange.average(x)
+        exchange.average(x, into=mean)
 
     @tf.function
     def one_bit_wire(sent, reply):
@@ -112,7 +114,8 @@ def exchanges(elements: int, hvd: Any) -> list[Timed]:
         with tf.control_dependencies([own]):
             reply = quantize.average(owed, received, workers=world.size, **form)
         with tf.control_dependencies([reply]):
-            return unusable, quantize.dequantize(message, elements, **form)
+            quantize_ops.dequantize_into(mean, message, **form)
+        return unusable
 
     def of(function: Callable, *arguments: tf.Tensor) -> Callable[[], Any]:
         return lambda: function(*arguments)

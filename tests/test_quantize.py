@@ -478,9 +478,12 @@ def test_the_ops_check_what_reaches_them_directly():
             continue
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
             library.tf_basis_dequantize_blocks(message, **arguments)
-    integers = tf.Variable([1, 2])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="residual must be"):
-        library.tf_basis_quantize_blocks(integers.handle, [1.0, 2.0], **GOOD)
+    for residual, words in (
+        (tf.Variable([1, 2]), "must be float, received int32"),
+        (tf.Variable([[1.0, 2.0]]), "residual must be of rank 1"),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            library.tf_basis_quantize_blocks(residual.handle, [[1.0, 2.0]], [], **GOOD)
 
 
 def test_sizes_beyond_32_bits():

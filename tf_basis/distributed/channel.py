@@ -11,7 +11,10 @@ import tensorflow as tf
 from tf_basis.distributed.exchange import NewVariable, OneBitExchange
 from tf_basis.distributed.policy import Way
 from tf_basis.distributed.world import World
+from tf_basis.ops.quantize_ops import joined
 
+# A vector in pieces, or one that has not been cut.
+Pieces = Sequence[tf.Tensor]
 _FLOAT16_MAX = 65504.0
 
 
@@ -55,7 +58,9 @@ class Channel:
         variables: NewVariable,
     ) -> None:
         self.members, self.shapes, self.way = list(members), list(shapes), way
-        self.elements = sum(map(math.prod, shapes))
+        sizes = [math.prod(s) for s in shapes]
+        self.elements = sum(sizes)
+        self.starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self.world, self.name, self.feedback = world, name, feedback
         self.exchange = self.accumulated = None
         if way.bits < 16:
@@ -79,8 +84,8 @@ class Channel:
         own = [] if self.accumulated is None else [self.accumulated]
         return own + (self.exchange.residuals if self.exchange else [])
 
-    def flatten(self, gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
-        """The members' gradients in one float32 buffer; zeros where one is missing."""
+    def pieces(self, gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
+        """The members' gradients as float32 vectors; zeros where one is missing."""
         parts = []
         for member, shape in zip(self.members, self.shapes):
             gradient = gradients[member]
@@ -88,16 +93,14 @@ class Channel:
                 parts.append(tf.reshape(tf.cast(gradient, tf.float32), [-1]))
             else:  # none, or slices, which travel as rows
                 parts.append(tf.zeros([math.prod(shape)]))
-        return tf.concat(parts, axis=0) if parts else tf.zeros([0])
+        return parts or [tf.zeros([0])]
 
     def split(self, flat: tf.Tensor) -> list[tf.Tensor]:
-        """The reverse of `flatten`, as float32."""
+        """The members' parts of a flat buffer, as float32."""
         # Slices share the buffer where they are aligned; those of tf.split are copies.
-        sizes = [math.prod(s) for s in self.shapes]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [
-            tf.reshape(tf.slice(flat, [start], [size]), shape)
-            for start, size, shape in zip(starts, sizes, self.shapes)
+            tf.reshape(tf.slice(flat, [start], [math.prod(shape)]), shape)
+            for start, shape in zip(self.starts, self.shapes)
         ]
 
     def due(self, step: tf.Tensor) -> tf.Tensor | bool:
@@ -106,52 +109,53 @@ class Channel:
             return True
         return tf.equal((step + 1) % self.way.interval, 0)
 
-    def mean(self, flat: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def mean(self, pieces: Pieces, step: tf.Tensor) -> tf.Tensor:
         """The mean over ranks, and over the interval; zeros where not `due`."""
-        return self.when_due(flat, step, self._mean, lambda: tf.zeros_like(flat))
+        return self.when_due(
+            pieces, step, self._mean, lambda: tf.zeros([self.elements])
+        )
 
     def when_due(
         self,
-        flat: tf.Tensor,
+        pieces: Pieces,
         step: tf.Tensor,
-        exchange: Callable[[tf.Tensor, tf.Tensor], Any],
+        exchange: Callable[[Pieces, tf.Tensor], Any],
         otherwise: Callable[[], Any],
     ) -> Any:
         """`exchange(mean over the interval, turn)`; turns count from 0."""
         if self.accumulated is None:
-            return exchange(flat, step)
+            return exchange(pieces, step)
         interval = self.way.interval
-        total = self.accumulated.assign_add(flat, read_value=True)
+        total = self.accumulated.assign_add(joined(pieces), read_value=True)
 
         def go():
             mean = tf.identity(total) / interval
             self.accumulated.assign(tf.zeros_like(self.accumulated))
-            return exchange(mean, step // interval)
+            return exchange([mean], step // interval)
 
         return tf.cond(self.due(step), go, otherwise)
 
-    def full_precision(self, flat: tf.Tensor) -> tf.Tensor:
+    def full_precision(self, pieces: Pieces) -> tf.Tensor:
         """The mean over ranks in float32, whatever the bits."""
-        return self.world.total(flat, f"{self.name}/float32") / self.world.size
+        total = self.world.total(joined(pieces), f"{self.name}/float32")
+        return total / self.world.size
 
-    def _mean(self, flat: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+    def _mean(self, pieces: Pieces, turn: tf.Tensor) -> tf.Tensor:
         if self.exchange is None:
-            return self.averaged(flat)
+            return self.averaged(pieces)
         if not self.feedback.warmup_steps:
-            return self.quantised(flat, turn)
+            return self.quantised(pieces, turn)
         return tf.cond(
             turn < self.feedback.warmup_steps,
-            lambda: self.full_precision(flat),
-            lambda: self.quantised(flat, turn),
+            lambda: self.full_precision(pieces),
+            lambda: self.quantised(pieces, turn),
         )
 
-    def averaged(self, flat: tf.Tensor) -> tf.Tensor:
+    def averaged(self, pieces: Pieces) -> tf.Tensor:
         """The mean over ranks in 16 or 32 bits."""
         if self.way.bits == 32:
-            return self.full_precision(flat)
-        return self._half_precision(flat)
-
-    def _half_precision(self, flat: tf.Tensor) -> tf.Tensor:
+            return self.full_precision(pieces)
+        flat = joined(pieces)
         if self.world.size == 1:
             return flat
         # Saturated: the sum over ranks must fit too.
@@ -160,19 +164,28 @@ class Channel:
         total = self.world.total(half, f"{self.name}/float16")
         return tf.cast(total, tf.float32) / self.world.size
 
-    def quantised(self, flat: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+    def quantised(self, pieces: Pieces, turn: tf.Tensor) -> tf.Tensor:
         """The exchange with error feedback, or its reset where that is due."""
+        return self.unless_reset(
+            turn,
+            lambda: self.exchange.average(pieces, finite=True),
+            lambda: self.exchange.flush(pieces),
+        )
+
+    def unless_reset(
+        self,
+        turn: tf.Tensor,
+        exchange: Callable[[], tf.Tensor],
+        flush: Callable[[], tf.Tensor],
+    ) -> tf.Tensor:
+        """`exchange()`, which quantises; or, where residuals are due, `flush()`."""
         interval, reset = self.feedback.reset_interval, self.feedback.reset
         if interval is None:
-            return self.exchange.average(flat, finite=True)
+            return exchange()
         due = tf.equal((turn + 1) % interval, 0)
         if reset == "flush":
-            return tf.cond(
-                due,
-                lambda: self.exchange.flush(flat),
-                lambda: self.exchange.average(flat, finite=True),
-            )
-        mean = self.exchange.average(flat, finite=True)
-        with tf.control_dependencies([mean]):
+            return tf.cond(due, flush, exchange)
+        done = exchange()
+        with tf.control_dependencies([done]):
             tf.cond(due, self.exchange.clear, lambda: None)
-        return mean
+        return done

@@ -134,13 +134,13 @@ class OneBitCompression:
         NaN throughout, on every rank, where some rank's tensor is not finite.
         """
         channel, steps = self._channel_of(tensor)
-        flat = channel.flatten([tensor])
+        pieces = channel.pieces([tensor])
         unusable = channel.world.total(
-            quantize.count_unusable(flat), f"{channel.name}/unusable"
+            quantize.count_unusable(pieces[0]), f"{channel.name}/unusable"
         )
 
         def average() -> tf.Tensor:
-            mean = channel.mean(flat, tf.reshape(steps, []))
+            mean = channel.mean(pieces, tf.reshape(steps, []))
             steps.assign_add([1])
             return mean
 

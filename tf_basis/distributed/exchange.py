@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tf_basis import hyperparameters
 from tf_basis.distributed import quantize
 from tf_basis.distributed.world import World, unique_name
+from tf_basis.ops import quantize_ops
 
 NewVariable = Callable[[str, int, tf.DType], tf.Variable]
 
@@ -117,54 +118,96 @@ class OneBitExchange:
         return [self.worker_error, self.server_error, *own]
 
     def average(
-        self, flat: tf.Tensor, finite: tf.Tensor | bool | None = None
+        self,
+        values: tf.Tensor | Sequence[tf.Tensor],
+        finite: tf.Tensor | bool | None = None,
+        into: tf.Variable | None = None,
     ) -> tf.Tensor:
-        """The quantised mean over ranks of `flat`; call it on all ranks.
+        """The quantised mean over ranks of `values`; call it on all ranks.
 
         Args:
-          flat: float32, shape [elements].
-          finite: whether the buffers of ALL ranks are finite, when that has been agreed
+          values: float32, shape [elements], or a list of tensors of any shape that
+            make it: they need not be put together first.
+          finite: whether the values of ALL ranks are finite, when that has been agreed
             upon already. Default None: agreed here, by a sum of one number.
+          into: a float32 variable, shape [elements], to keep the result in: a new
+            tensor is new memory, which the system has to provide page by page in every
+            step. Default None: a new tensor.
 
         Returns:
           Float32, shape [elements], the same bytes on every rank. NaN throughout where
-          some rank's buffer was not finite; residuals are then left as they were.
-        """
-        flat = tf.ensure_shape(tf.cast(flat, tf.float32), [self.elements])
-        if finite is None:
-            unusable = self.world.total(
-                quantize.count_unusable(flat), f"{self.name}/unusable"
-            )
-            finite = tf.equal(unusable, 0)
-        if finite is True:
-            return self._average(flat)
-        return tf.cond(
-            finite,
-            lambda: self._average(flat),
-            lambda: tf.fill([self.elements], tf.constant(float("nan"))),
-        )
+          some rank's values were not finite; residuals are then left as they were.
 
-    def _average(self, flat: tf.Tensor) -> tf.Tensor:
+        Raises:
+          ValueError: `into` is not such a variable.
+        """
+        if into is not None:
+            quantize.check_vector("into", into, self.elements)
+        pieces = self._pieces(values)
+        if finite is None:
+            count = tf.add_n([quantize.count_unusable(p) for p in pieces])
+            total = self.world.total(count, f"{self.name}/unusable")
+            finite = tf.equal(total, 0)
+        if finite is True:
+            return self._average(pieces, into)
+
+        def unusable() -> tf.Tensor:
+            nan = tf.fill([self.elements], tf.constant(float("nan")))
+            return nan if into is None else into.assign(nan, read_value=True)
+
+        return tf.cond(finite, lambda: self._average(pieces, into), unusable)
+
+    def _pieces(self, values: tf.Tensor | Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if not isinstance(values, (list, tuple)):
+            return [tf.ensure_shape(tf.cast(values, tf.float32), [self.elements])]
+        return [tf.cast(v, tf.float32) for v in values]
+
+    def _average(self, pieces: list[tf.Tensor], into: tf.Variable | None) -> tf.Tensor:
+        message, form = self.message(pieces), {"bits": self.bits, "block": self.block}
+        if into is None:
+            return quantize.dequantize(message, self.elements, **form)
+        quantize_ops.dequantize_into(into, message, **form)
+        return into.read_value()
+
+    def message(
+        self,
+        pieces: Sequence[tf.Tensor],
+        momentum: tf.Variable | None = None,
+        beta: float = 0.0,
+    ) -> tf.Tensor:
+        """What `average` returns, as a message: see `quantize.quantize`.
+
+        Values of all ranks must be finite. With a `momentum` m it is the mean over
+        ranks of beta·m + (1 − beta)·values.
+        """
         form = {"bits": self.bits, "block": self.block}
         message, clipped = quantize.quantize(
-            self.worker_error, flat, clip_value=self.clip_value, **form
+            self.worker_error,
+            pieces,
+            clip_value=self.clip_value,
+            momentum=momentum,
+            beta=beta,
+            **form,
         )
         if self.clipped is not None:
             self.clipped.assign_add(tf.reshape(clipped, [1]))
-        if self.world.size > 1:
-            splits = [quantize.message_bytes(n, **form) for n in self._owned]
-            received = self.world.scatter(message, splits, f"{self.name}/scatter")
-            mine = quantize.average(
-                self.server_error, received, workers=self.world.size, **form
-            )
-            message = self.world.gather(mine, f"{self.name}/gather")
-        return quantize.dequantize(message, self.elements, **form)
+        if self.world.size == 1:
+            return message
+        splits = [quantize.message_bytes(n, **form) for n in self._owned]
+        received = self.world.scatter(message, splits, f"{self.name}/scatter")
+        mine = quantize.average(
+            self.server_error, received, workers=self.world.size, **form
+        )
+        message = self.world.gather(mine, f"{self.name}/gather")
+        message.set_shape([quantize.message_bytes(self.elements, **form)])
+        return message
 
-    def flush(self, flat: tf.Tensor) -> tf.Tensor:
-        """The mean over ranks of `flat` + `worker_error`, and `server_error`, exactly.
+    def flush(self, values: tf.Tensor | Sequence[tf.Tensor]) -> tf.Tensor:
+        """The mean over ranks of `values` + `worker_error`, + `server_error`, exactly.
 
         In full precision; afterwards both residuals are zero. Nothing is lost.
         """
+        flat = quantize_ops.joined(self._pieces(values))
         total = self.world.total(
             flat + tf.convert_to_tensor(self.worker_error), f"{self.name}/flush"
         )

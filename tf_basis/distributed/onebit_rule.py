@@ -9,7 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_basis.distributed import control, rows
-from tf_basis.distributed.channel import Channel
+from tf_basis.distributed.channel import Channel, Pieces
+from tf_basis.ops import onebit_ops
+from tf_basis.ops.onebit_ops import Scales, Target
+from tf_basis.ops.quantize_ops import joined
 
 _DEFAULT_WARMUP = 500
 # Tang et al.: the variance has settled when its norm grows by less than this ratio
@@ -56,57 +59,60 @@ class OneBitRuleMixin:
         return out
 
     def _step_channel(self, channel, moments, gradients, before) -> None:
-        adapter, state = self._adapter, self._exchange
-        present = [m for m in channel.members if gradients[m] is not None]
-        if not present:
+        targets = self._targets(channel, gradients)
+        if not targets:
             return
-        flat, exact = self._flat(channel, gradients)
-        learning_rate = tf.cast(self.learning_rate, tf.float32)
+        pieces, exact = self._pieces(channel, gradients)
 
-        def go(gradient: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+        def go(pieces: Pieces, turn: tf.Tensor) -> tf.Tensor:
             if exact:
-                delta = self._adam(moments, gradient, turn + 1)
+                self._step_exactly(moments, targets, joined(pieces), turn + 1)
             elif channel.exchange is None:
-                delta = self._adam(moments, channel.averaged(gradient), turn + 1)
+                mean = channel.averaged(pieces)
+                self._step_exactly(moments, targets, mean, turn + 1)
             else:
-                delta = self._compressed(channel, moments, gradient, turn)
-            parts = channel.split(delta * learning_rate)
-            for member, part in zip(channel.members, parts):
-                if member not in present:
-                    continue
-                variable = state.variables[member]
-                target = adapter.tensorflow_variable(variable)
-                if self.weight_decay is not None and self._use_weight_decay(variable):
-                    decay = tf.cast(learning_rate * self.weight_decay, target.dtype)
-                    target.assign_sub(target * decay)
-                target.assign_sub(tf.cast(part, target.dtype))
-            return tf.constant(0)
+                self._step_compressed(channel, moments, targets, pieces, turn)
+            return _done()
 
-        channel.when_due(flat, before, go, lambda: tf.constant(0))
+        channel.when_due(pieces, before, go, _done)
 
-    def _flat(self, channel: Channel, gradients: list) -> tuple[tf.Tensor, bool]:
-        """The channel's buffer, and whether it has been averaged already."""
+    def _targets(self, channel: Channel, gradients: list) -> list[Target]:
+        """The channel's variables that have gradients."""
+        state, targets = self._exchange, []
+        for member, start in zip(channel.members, channel.starts):
+            if gradients[member] is None:
+                continue
+            variable = state.variables[member]
+            decays = self.weight_decay is not None and self._use_weight_decay(variable)
+            target = self._adapter.tensorflow_variable(variable)
+            targets.append(Target(target, start, bool(decays)))
+        return targets
+
+    def _pieces(self, channel: Channel, gradients: list) -> tuple[Pieces, bool]:
+        """The channel's vector, and whether it has been averaged already."""
         averaged = [m for m in channel.members if isinstance(gradients[m], _Averaged)]
         plain = [g.value if isinstance(g, _Averaged) else g for g in gradients]
-        flat = channel.flatten(plain)
-        if not averaged:
-            return flat, False
-        if channel.exchange is not None or channel.accumulated is not None:
-            # Equal on all ranks: their mean is what each rank puts in.
-            return flat, False
+        sums = channel.accumulated is not None
+        if not averaged or sums or channel.exchange is not None:
+            # Equal on all ranks, it is what each rank puts in, and its own mean.
+            return channel.pieces(plain), False
         rest = [
             m for m in channel.members if m not in averaged and gradients[m] is not None
         ]
         if rest:
             sent = self._channel(channel.way, rest)
-            means = sent.split(sent.averaged(sent.flatten(plain)))
-            plain = list(plain)
+            means = sent.split(sent.averaged(sent.pieces(plain)))
             for member, mean in zip(rest, means):
                 plain[member] = mean
-        return channel.flatten(plain), True
+        return channel.pieces(plain), True
 
-    def _adam(self, moments, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """θ's change per learning rate of an exact step; `step` counts from 1."""
+    def _rates(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """η, and what decays in a step."""
+        rate = tf.cast(self.learning_rate, tf.float32)
+        return rate, rate * (self.weight_decay or 0.0)
+
+    def _step_exactly(self, moments, targets, gradient, step: tf.Tensor) -> None:
+        """Adam's own step; `step` counts from 1."""
         first, second = moments
         m = first.assign(
             self.beta_1 * first + (1 - self.beta_1) * gradient, read_value=True
@@ -115,12 +121,13 @@ class OneBitRuleMixin:
             self.beta_2 * second + (1 - self.beta_2) * tf.square(gradient),
             read_value=True,
         )
-        return (m / _correction(self.beta_1, step)) / (
+        delta = (m / _correction(self.beta_1, step)) / (
             tf.sqrt(v / _correction(self.beta_2, step)) + self.epsilon
         )
+        rate, decay = self._rates()
+        onebit_ops.move(targets, delta * rate, decay)
 
-    def _compressed(self, channel, moments, gradient, turn) -> tf.Tensor:
-        first, second = moments
+    def _step_compressed(self, channel, moments, targets, pieces, turn) -> None:
         step = turn + 1
         last = self._frozen_at()
         # Of this channel's own steps; at least one, for there must be a variance.
@@ -130,28 +137,55 @@ class OneBitRuleMixin:
         warm = tf.equal(last, 0) | (step <= last_turn)
 
         def warm_up() -> tf.Tensor:
-            return self._adam(moments, channel.full_precision(gradient), step)
+            mean = channel.full_precision(pieces)
+            self._step_exactly(moments, targets, mean, step)
+            return _done()
 
         def frozen() -> tf.Tensor:
-            mine = self.beta_1 * first + (1 - self.beta_1) * gradient
-            m = channel.quantised(mine, turn)
-            first.assign(m)
-            v = second / _correction(self.beta_2, last_turn)
-            delta = (m / _correction(self.beta_1, step)) / (tf.sqrt(v) + self.epsilon)
-            # Without a gradient in the warm-up there is no variance: what is
-            # quantised, divided by ε alone, would be a step of thousands.
-            return tf.where(second > 0, delta, 0.0)
+            self._step_frozen(channel, moments, targets, pieces, turn, last_turn)
+            return _done()
 
         def corrected() -> tf.Tensor:
-            mean = channel.quantised(gradient, turn)
-            gamma = self._gamma(step * channel.way.interval)
-            m = first.assign(gamma * first + (1 - gamma) * mean, read_value=True)
-            v = second.assign(
-                gamma * second + (1 - gamma) * tf.square(mean), read_value=True
-            )
-            return m / (tf.sqrt(v) + self.epsilon)
+            self._step_corrected(channel, moments, targets, pieces, turn)
+            return _done()
 
-        return tf.cond(warm, warm_up, frozen if self.moments == "frozen" else corrected)
+        tf.cond(warm, warm_up, frozen if self.moments == "frozen" else corrected)
+
+    def _step_frozen(self, channel, moments, targets, pieces, turn, last_turn) -> None:
+        first, second = moments
+        rate, decay = self._rates()
+        scales = Scales(
+            first=rate / _correction(self.beta_1, turn + 1),
+            root=tf.math.rsqrt(_correction(self.beta_2, last_turn)),
+            decay=decay,
+            epsilon=self.epsilon,
+        )
+
+        def sent() -> tf.Tensor:
+            exchange = channel.exchange
+            message = exchange.message(pieces, first, self.beta_1)
+            form = {"bits": exchange.bits, "block": exchange.block}
+            onebit_ops.step_frozen(first, second, message, targets, scales, **form)
+            return _done()
+
+        def flushed() -> tf.Tensor:
+            mine = self.beta_1 * first + (1 - self.beta_1) * joined(pieces)
+            m = first.assign(channel.exchange.flush(mine), read_value=True)
+            onebit_ops.move(targets, onebit_ops.change(m, second, scales), decay)
+            return _done()
+
+        channel.unless_reset(turn, sent, flushed)
+
+    def _step_corrected(self, channel, moments, targets, pieces, turn) -> None:
+        first, second = moments
+        mean = channel.quantised(pieces, turn)
+        gamma = self._gamma((turn + 1) * channel.way.interval)
+        m = first.assign(gamma * first + (1 - gamma) * mean, read_value=True)
+        v = second.assign(
+            gamma * second + (1 - gamma) * tf.square(mean), read_value=True
+        )
+        rate, decay = self._rates()
+        onebit_ops.move(targets, m / (tf.sqrt(v) + self.epsilon) * rate, decay)
 
     def _gamma(self, step: tf.Tensor) -> tf.Tensor:
         gamma = tf.constant(_GAMMAS[-1][1])
@@ -223,3 +257,8 @@ def _correction(beta: float, step: tf.Tensor) -> tf.Tensor:
     """1 − β^t, in float64 before it is rounded."""
     power = tf.pow(tf.constant(beta, tf.float64), tf.cast(step, tf.float64))
     return tf.cast(1 - power, tf.float32)
+
+
+def _done() -> tf.Tensor:
+    """What a branch of a condition returns that has done its work."""
+    return tf.constant(0)

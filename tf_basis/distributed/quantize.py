@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,11 +61,13 @@ def message_bytes(elements: int, *, bits: int, block: int) -> int:
 
 def quantize(
     residual: tf.Variable,
-    values: tf.Tensor,
+    values: tf.Tensor | Sequence[tf.Tensor],
     *,
     bits: int,
     block: int,
     clip_value: float | None = None,
+    momentum: tf.Variable | None = None,
+    beta: float = 0.0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Quantises values and what was left over before, and keeps what is left now::
 
@@ -72,13 +75,17 @@ def quantize(
         message = quantised u, stands for q
         residual <- u - q
 
+    With a momentum m, u = clip(beta * m + (1 - beta) * values + residual, ...).
+
     Args:
       residual: float32 [n] variable, changed in place.
-      values: float32 [n].
+      values: float32 [n], or a list of tensors of any shape that make it.
       bits: of an element, 1 or 2.
       block: elements that share their scales; a multiple of 8.
       clip_value: largest magnitude of u, above 0; what exceeds it is dropped.
         Default None: no limit.
+      momentum: float32 [n] variable, only read. Default None.
+      beta: of the momentum.
 
     Returns:
       The message, uint8 [`message_bytes(n)`], and the number of elements that were
@@ -86,7 +93,8 @@ def quantize(
 
     Raises:
       ValueError: an argument breaks its rule.
-      tf.errors.InvalidArgumentError: `values` is not [n]; nothing has been changed.
+      tf.errors.InvalidArgumentError: `values` has not n elements; nothing has been
+        changed.
 
     Example:
 
@@ -98,11 +106,17 @@ def quantize(
     array([ 2., -2.,  2.], dtype=float32)
     """
     _check_format(bits, block)
-    elements = _elements_of(residual)
+    elements = _elements_of(residual, "residual")
+    if momentum is not None:
+        check_vector("momentum", momentum, elements)
     if clip_value is not None:
         clip_value = _checked_clip_value(clip_value)
-    values = tf.convert_to_tensor(values, tf.float32)
-    message, clipped = quantize_ops.quantize(residual, values, bits, block, clip_value)
+    if not isinstance(values, (list, tuple)):
+        values = [values]
+    pieces = [tf.convert_to_tensor(v, tf.float32) for v in values]
+    message, clipped = quantize_ops.quantize(
+        residual, pieces, bits, block, clip_value, momentum, beta
+    )
     return _of_length(message, rule.message_bytes(elements, bits, block)), clipped
 
 
@@ -143,7 +157,7 @@ def average(
     array([  0,   0, 128,  63,   1], dtype=uint8)
     """
     _check_format(bits, block)
-    elements = _elements_of(residual)
+    elements = _elements_of(residual, "residual")
     workers = _checked_count("workers", workers, 1)
     messages = tf.convert_to_tensor(messages, tf.uint8)
     message = quantize_ops.average(residual, messages, workers, bits, block)
@@ -234,18 +248,26 @@ def _checked_clip_value(value: Any) -> float:
     )
 
 
-def _elements_of(residual: Any) -> int:
-    """The length of a residual that the ops can change."""
-    if not isinstance(residual, tf.Variable):
-        raise ValueError(f"residual must be a tf.Variable, received {residual!r}")
-    if residual.dtype != tf.float32 or residual.shape.rank != 1:
+def _elements_of(variable: Any, name: str) -> int:
+    """The length of a variable that the ops take."""
+    if not isinstance(variable, tf.Variable):
+        raise ValueError(f"{name} must be a tf.Variable, received {variable!r}")
+    if variable.dtype != tf.float32 or variable.shape.rank != 1:
         raise ValueError(
-            "residual must be a float32 variable of rank 1, received "
-            f"{residual.dtype.name} of shape {residual.shape}"
+            f"{name} must be a float32 variable of rank 1, received "
+            f"{variable.dtype.name} of shape {variable.shape}"
         )
-    if residual.shape[0] is None:
-        raise ValueError("residual must have a known length, received shape (None,)")
-    return residual.shape[0]
+    if variable.shape[0] is None:
+        raise ValueError(f"{name} must have a known length, received shape (None,)")
+    return variable.shape[0]
+
+
+def check_vector(name: str, variable: Any, elements: int) -> None:
+    """Raises ValueError unless it is a float32 variable of shape [elements]."""
+    if _elements_of(variable, name) != elements:
+        raise ValueError(
+            f"{name} must have {elements} elements, received {variable.shape[0]}"
+        )
 
 
 def _of_length(tensor: tf.Tensor, length: int) -> tf.Tensor:

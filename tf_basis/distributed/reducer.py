@@ -234,7 +234,7 @@ class GradientReducer:
         before: list[tf.Tensor] = []
         for channel in [*self.channels, *plain]:
             with tf.control_dependencies(before):
-                mean = channel.mean(channel.flatten(gradients), step)
+                mean = channel.mean(channel.pieces(gradients), step)
             before = [mean]
             for member, part in zip(channel.members, channel.split(mean)):
                 if isinstance(gradients[member], tf.Tensor):

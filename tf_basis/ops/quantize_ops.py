@@ -5,6 +5,8 @@ Arguments are checked by `tf_basis.distributed.quantize`, lengths here and in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_basis.ops import dispatch
@@ -15,24 +17,42 @@ UNUSABLE_FROM = 1e37  # sums of a few larger numbers would overflow
 
 def quantize(
     residual: tf.Variable,
-    values: tf.Tensor,
+    values: Sequence[tf.Tensor],
     bits: int,
     block: int,
     clip_value: float | None,
+    momentum: tf.Variable | None = None,
+    beta: float = 0.0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """See `tf_basis.distributed.quantize.quantize`."""
+    """See `tf_basis.distributed.quantize.quantize`; `values` are pieces of a vector."""
     library = dispatch.library_for_variable(residual)
     if library is not None:
+        mix = {} if momentum is None else {"keep": beta, "take": 1 - beta}
         return library.tf_basis_quantize_blocks(
-            residual.handle, values, bits=bits, block=block, clip_value=clip_value or 0
+            residual.handle,
+            values,
+            [] if momentum is None else [momentum.handle],
+            bits=bits,
+            block=block,
+            clip_value=clip_value or 0,
+            **mix,
         )
-    raw = _checked(values, residual.shape[0], "values") + residual
+    flat = joined(values)
+    if momentum is not None:
+        flat = beta * momentum + (1 - beta) * flat
+    raw = _checked(flat, residual.shape[0], "values") + residual
     clipped = tf.zeros([], tf.int64)
     u = raw
     if clip_value is not None:
         u = tf.clip_by_value(raw, -clip_value, clip_value)
         clipped = tf.math.count_nonzero(tf.abs(raw) > clip_value)
     return _feed_back(residual, u, bits, block), clipped
+
+
+def joined(pieces: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The pieces of a vector in one tensor."""
+    flat = [tf.reshape(piece, [-1]) for piece in pieces]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
 
 
 def average(
@@ -64,6 +84,17 @@ def dequantize(message: tf.Tensor, elements: int, bits: int, block: int) -> tf.T
     length = rule.message_bytes(elements, bits, block)
     message = _checked(message, length, "message")
     return rule.decode(message, elements, bits, block)
+
+
+def dequantize_into(
+    values: tf.Variable, message: tf.Tensor, bits: int, block: int
+) -> None:
+    """Sets the variable to what the message stands for."""
+    library = dispatch.library_for_variable(values)
+    if library is not None:
+        library.tf_basis_dequantize_into(values.handle, message, bits=bits, block=block)
+        return
+    values.assign(dequantize(message, values.shape[0], bits, block))
 
 
 def count_unusable(values: tf.Tensor) -> tf.Tensor:

@@ -12,9 +12,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "core/block_codes.h"
 #include "core/four.h"
+#include "core/pieces.h"
 #include "core/wide.h"
 
 namespace tf_basis {
@@ -152,32 +154,48 @@ Codes<kBits> LoadCodes(const uint8_t* codes, int64_t i, int64_t count) {
   return loaded;
 }
 
-// residual <- u - q for u = values + residual, clipped unless `clip` is 0.
+// What is quantised: values, or a momentum that has taken them up,
+// keep * momentum + take * values.
+struct Intake {
+  Pieces values;
+  const float* momentum = nullptr;
+  float keep = 0, take = 1;
+};
+
+// residual <- u - q for u = intake + residual, clipped unless `clip` is 0.
 // Returns how many elements were.
-template <int kBits>
+template <int kBits, bool kMomentum>
 TF_BASIS_WIDE int64_t QuantizeBlocks(const BlockLayout& layout,
-                                     const float* values, float clip,
+                                     const Intake& intake, float clip,
                                      float* residual, uint8_t* message,
                                      int64_t begin, int64_t end) {
   int64_t clipped = 0;
+  std::vector<float> scratch;
   const Float4 limit = All4(clip > 0 ? clip : INFINITY);
+  const Float4 keep = All4(intake.keep), take = All4(intake.take);
   for (int64_t b = begin; b < end; ++b) {
-    const int64_t count = layout.length(b);
-    const float* v = values + b * layout.block;
+    const int64_t count = layout.length(b), start = b * layout.block;
+    const float* v = intake.values.Get(start, count, &scratch);
+    const float* m = kMomentum ? intake.momentum + start : nullptr;
     Int4 changed = {};
     const auto fill = [&](int64_t i, Float4* x) {
-      float rest[kGroup];
-      const float* from = v + i;
-      if (i + kGroup > count) from = Padded(from, count - i, rest);
+      float rest[kGroup], more[kGroup];
+      const float *from = v + i, *old = m + i;
+      if (i + kGroup > count) {
+        from = Padded(from, count - i, rest);
+        if (kMomentum) old = Padded(old, count - i, more);
+      }
       for (int j = 0; j < kFours; ++j) {
-        x[j] += Load4(from + 4 * j);
+        Float4 taken = Load4(from + 4 * j);
+        if (kMomentum) taken = keep * Load4(old + 4 * j) + take * taken;
+        x[j] += taken;
         const Int4 beyond = Abs4(x[j]) > limit;
         changed -= beyond;
         x[j] = Choose4(beyond, Negate4(x[j] < All4(0.0f), limit), x[j]);
       }
     };
-    EncodeBlock<kBits>(residual + b * layout.block, count,
-                       message + b * layout.stride(), fill);
+    EncodeBlock<kBits>(residual + start, count, message + b * layout.stride(),
+                       fill);
     for (int k = 0; k < 4; ++k) clipped += changed[k];
   }
   return clipped;
@@ -191,6 +209,9 @@ TF_BASIS_WIDE void AverageBlocks(const BlockLayout& layout,
                                  int64_t begin, int64_t end) {
   const int64_t bytes = layout.message_bytes();
   const Float4 divisor = All4(static_cast<float>(workers));
+  // Exact, and far cheaper than a division, where it is a power of two.
+  const bool halves = (workers & (workers - 1)) == 0;
+  const Float4 inverse = All4(1.0f) / divisor;
   for (int64_t b = begin; b < end; ++b) {
     const int64_t count = layout.length(b);
     const int64_t start = b * layout.stride();
@@ -203,11 +224,26 @@ TF_BASIS_WIDE void AverageBlocks(const BlockLayout& layout,
                            LoadScales<kBits>(in), q);
         for (int j = 0; j < kFours; ++j) sum[j] += q[j];
       }
-      for (int j = 0; j < kFours; ++j) x[j] += sum[j] / divisor;
+      for (int j = 0; j < kFours; ++j) {
+        x[j] += halves ? sum[j] * inverse : sum[j] / divisor;
+      }
     };
     EncodeBlock<kBits>(residual + b * layout.block, count, message + start,
                        fill);
   }
+}
+
+// What the message of one block stands for.
+template <int kBits>
+void DecodeBlock(const BlockLayout& layout, const uint8_t* in, int64_t count,
+                 float* values) {
+  const BlockScales scales = LoadScales<kBits>(in);
+  ForGroups(values, count, [&](int64_t i, float* x) {
+    Float4 q[kFours];
+    DecodeGroup<kBits>(LoadCodes<kBits>(in + layout.header(), i, count), scales,
+                       q);
+    for (int j = 0; j < kFours; ++j) Store4(q[j], x + 4 * j);
+  });
 }
 
 template <int kBits>
@@ -215,15 +251,8 @@ TF_BASIS_WIDE void DequantizeBlocks(const BlockLayout& layout,
                                     const uint8_t* message, float* values,
                                     int64_t begin, int64_t end) {
   for (int64_t b = begin; b < end; ++b) {
-    const int64_t count = layout.length(b);
-    const uint8_t* in = message + b * layout.stride();
-    const BlockScales scales = LoadScales<kBits>(in);
-    ForGroups(values + b * layout.block, count, [&](int64_t i, float* x) {
-      Float4 q[kFours];
-      DecodeGroup<kBits>(LoadCodes<kBits>(in + layout.header(), i, count),
-                         scales, q);
-      for (int j = 0; j < kFours; ++j) Store4(q[j], x + 4 * j);
-    });
+    DecodeBlock<kBits>(layout, message + b * layout.stride(), layout.length(b),
+                       values + b * layout.block);
   }
 }
 

@@ -82,9 +82,12 @@ class LockedVariables {
 
   const tensorflow::Tensor& tensor(int i) const { return *vars_[i]->tensor(); }
 
-  // Makes variable `i` writable in place: readers from now on take copies, and
-  // whoever still holds its buffer keeps the old values.
-  absl::Status MakeWritable(tensorflow::OpKernelContext* ctx, int i) {
+  // Makes variable `i` writable in place; whoever still holds its buffer keeps
+  // the old values. Readers from now on take copies, so that this never has to
+  // copy a table for a few rows; with `share_reads` they take the buffer as it
+  // is, which is better where all of it is written anyway.
+  absl::Status MakeWritable(tensorflow::OpKernelContext* ctx, int i,
+                            bool share_reads = false) {
     tensorflow::Var* var = vars_[i].get();
     tensorflow::Tensor* tensor = var->tensor();
     if (!tensor->RefCountIsOne()) {
@@ -94,7 +97,7 @@ class LockedVariables {
       std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
       *tensor = copy;
     }
-    var->copy_on_read_mode.store(true);
+    if (!share_reads) var->copy_on_read_mode.store(true);
     return absl::OkStatus();
   }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/block_quantize.h"
+#include "core/frozen_step.h"
 #include "kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/denormal.h"
@@ -85,17 +86,29 @@ class BlockOp : public OpKernel {
                            "], received ", tensor.shape().DebugString());
   }
 
-  // The residual, locked; not yet writable.
-  static absl::Status Lock(OpKernelContext* ctx, LockedVariables* locked) {
-    TF_RETURN_IF_ERROR(locked->Lock(
-        ctx, {ctx->input(0).scalar<tensorflow::ResourceHandle>()()}));
-    const Tensor& residual = locked->tensor(0);
-    if (residual.dtype() == tensorflow::DT_FLOAT && residual.dims() == 1) {
-      return absl::OkStatus();
+  // The variables of these inputs, locked; not yet writable.
+  static absl::Status Lock(OpKernelContext* ctx, const std::vector<int>& inputs,
+                           LockedVariables* locked) {
+    std::vector<tensorflow::ResourceHandle> handles;
+    for (const int i : inputs) {
+      handles.push_back(ctx->input(i).scalar<tensorflow::ResourceHandle>()());
     }
-    return InvalidArgument("residual must be float and of rank 1, received ",
-                           tensorflow::DataTypeString(residual.dtype()), " of ",
-                           residual.shape().DebugString());
+    TF_RETURN_IF_ERROR(locked->Lock(ctx, handles));
+    for (size_t i = 0; i < handles.size(); ++i) {
+      const Tensor& tensor = locked->tensor(i);
+      if (tensor.dtype() != tensorflow::DT_FLOAT) {
+        return InvalidArgument("variable ", handles[i].name(),
+                               " must be float, received ",
+                               tensorflow::DataTypeString(tensor.dtype()));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status CheckVector(const Tensor& tensor, const char* name) {
+    if (tensor.dims() == 1) return absl::OkStatus();
+    return InvalidArgument(name, " must be of rank 1, received ",
+                           tensor.shape().DebugString());
   }
 
   static absl::Status AllocateMessage(OpKernelContext* ctx,
@@ -108,6 +121,18 @@ class BlockOp : public OpKernel {
     return absl::OkStatus();
   }
 
+  static void Decode(OpKernelContext* ctx, const BlockLayout& layout,
+                     const Tensor& message, float* values) {
+    WithBits(layout.bits, [&](auto bits) {
+      ForBlocks(ctx, layout, /*cycles_per_element=*/1,
+                [&](int64_t begin, int64_t end) {
+                  DequantizeBlocks<bits()>(layout,
+                                           message.flat<uint8_t>().data(),
+                                           values, begin, end);
+                });
+    });
+  }
+
   int64_t bits_, block_;
 };
 
@@ -118,14 +143,39 @@ class QuantizeBlocksOp : public BlockOp {
     OP_REQUIRES(ctx, clip_value_ >= 0,
                 InvalidArgument("clip_value must be at least 0, received ",
                                 clip_value_));
+    int64_t momenta;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("momenta", &momenta));
+    OP_REQUIRES(ctx, momenta <= 1,
+                InvalidArgument("momenta must be 0 or 1, received ", momenta));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("keep", &keep_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("take", &take_));
   }
 
   void Compute(OpKernelContext* ctx) override {
+    tensorflow::OpInputList values, momenta;
+    OP_REQUIRES_OK(ctx, ctx->input_list("values", &values));
+    OP_REQUIRES_OK(ctx, ctx->input_list("momentum", &momenta));
+    std::vector<int> inputs = {0};
+    if (momenta.size() > 0) inputs.push_back(1 + values.size());
     LockedVariables locked;
-    OP_REQUIRES_OK(ctx, Lock(ctx, &locked));
-    const Tensor& values = ctx->input(1);
+    OP_REQUIRES_OK(ctx, Lock(ctx, inputs, &locked));
+    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "residual"));
     const BlockLayout layout = Layout(locked.tensor(0).NumElements());
-    OP_REQUIRES_OK(ctx, CheckLength(values, "values", layout.elements));
+    Intake intake;
+    for (const Tensor& piece : values) {
+      intake.values.Add(piece.flat<float>().data(), piece.NumElements());
+    }
+    OP_REQUIRES(
+        ctx, intake.values.elements() == layout.elements,
+        InvalidArgument("values must have ", layout.elements,
+                        " elements, received ", intake.values.elements()));
+    if (momenta.size() > 0) {
+      OP_REQUIRES_OK(
+          ctx, CheckLength(locked.tensor(1), "momentum", layout.elements));
+      intake.momentum = static_cast<const float*>(locked.data(1));
+      intake.keep = keep_;
+      intake.take = take_;
+    }
     uint8_t* message = nullptr;
     OP_REQUIRES_OK(ctx, AllocateMessage(ctx, layout, &message));
     Tensor* clipped = nullptr;
@@ -134,18 +184,20 @@ class QuantizeBlocksOp : public BlockOp {
     float* residual = static_cast<float*>(locked.data(0));
     std::atomic<int64_t> count{0};
     WithBits(layout.bits, [&](auto bits) {
+      const auto quantize = intake.momentum == nullptr
+                                ? &QuantizeBlocks<bits(), false>
+                                : &QuantizeBlocks<bits(), true>;
       ForBlocks(ctx, layout, /*cycles_per_element=*/2 * bits,
                 [&](int64_t begin, int64_t end) {
-                  count += QuantizeBlocks<bits()>(
-                      layout, values.flat<float>().data(), clip_value_,
-                      residual, message, begin, end);
+                  count += quantize(layout, intake, clip_value_, residual,
+                                    message, begin, end);
                 });
     });
     clipped->scalar<int64_t>()() = count;
   }
 
  private:
-  float clip_value_;
+  float clip_value_, keep_, take_;
 };
 
 class AverageBlocksOp : public BlockOp {
@@ -159,7 +211,8 @@ class AverageBlocksOp : public BlockOp {
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables locked;
-    OP_REQUIRES_OK(ctx, Lock(ctx, &locked));
+    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, &locked));
+    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "residual"));
     const Tensor& messages = ctx->input(1);
     const BlockLayout layout = Layout(locked.tensor(0).NumElements());
     OP_REQUIRES_OK(ctx, CheckLength(messages, "messages",
@@ -202,15 +255,99 @@ class DequantizeBlocksOp : public BlockOp {
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(0, TensorShape({elements}), &values));
     AdviseHugePages(values->data(), values->TotalBytes());
+    Decode(ctx, layout, message, values->flat<float>().data());
+  }
+};
+
+class DequantizeIntoOp : public BlockOp {
+ public:
+  using BlockOp::BlockOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    LockedVariables locked;
+    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, &locked));
+    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "values"));
+    const Tensor& message = ctx->input(1);
+    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
+    OP_REQUIRES_OK(ctx,
+                   CheckLength(message, "message", layout.message_bytes()));
+    OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 0, /*share_reads=*/true));
+    Decode(ctx, layout, message, static_cast<float*>(locked.data(0)));
+  }
+};
+
+class StepFrozenOp : public BlockOp {
+ public:
+  explicit StepFrozenOp(OpKernelConstruction* ctx) : BlockOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("starts", &starts_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("decayed", &decayed_));
+    int64_t targets;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("targets", &targets));
+    OP_REQUIRES(ctx,
+                static_cast<int64_t>(starts_.size()) == targets &&
+                    static_cast<int64_t>(decayed_.size()) == targets,
+                InvalidArgument("starts and decayed must have ", targets,
+                                " entries, received ", starts_.size(), " and ",
+                                decayed_.size()));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<int> inputs = {0, 1};
+    for (size_t i = 0; i < starts_.size(); ++i) inputs.push_back(6 + i);
+    LockedVariables locked;
+    OP_REQUIRES_OK(ctx, Lock(ctx, inputs, &locked));
+    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "first"));
+    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
+    OP_REQUIRES_OK(ctx,
+                   CheckLength(locked.tensor(1), "second", layout.elements));
+    const Tensor& message = ctx->input(2);
+    OP_REQUIRES_OK(ctx,
+                   CheckLength(message, "message", layout.message_bytes()));
+    float scalars[3];
+    for (int i = 0; i < 3; ++i) {
+      const Tensor& scalar = ctx->input(3 + i);
+      OP_REQUIRES(
+          ctx, scalar.dims() == 0,
+          InvalidArgument("input ", 3 + i, " must be a scalar, received shape ",
+                          scalar.shape().DebugString()));
+      scalars[i] = scalar.scalar<float>()();
+    }
+    std::vector<Target> targets;
+    int64_t reached = 0;
+    for (size_t i = 0; i < starts_.size(); ++i) {
+      const int64_t count = locked.tensor(2 + i).NumElements();
+      OP_REQUIRES(
+          ctx, starts_[i] >= reached && count <= layout.elements - starts_[i],
+          InvalidArgument("starts must leave each variable room in ",
+                          layout.elements, " elements, received ", starts_[i],
+                          " for ", count, " elements after ", reached));
+      reached = starts_[i] + count;
+      targets.push_back({starts_[i], count, nullptr, decayed_[i]});
+    }
+    OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 0));
+    for (size_t i = 0; i < targets.size(); ++i) {
+      OP_REQUIRES_OK(ctx,
+                     locked.MakeWritable(ctx, 2 + i, /*share_reads=*/true));
+      targets[i].values = static_cast<float*>(locked.data(2 + i));
+    }
+    const FrozenStep step = {scalars[0], scalars[1], epsilon_, scalars[2]};
+    float* first = static_cast<float*>(locked.data(0));
+    const float* second = static_cast<const float*>(locked.data(1));
     WithBits(layout.bits, [&](auto bits) {
-      ForBlocks(ctx, layout, /*cycles_per_element=*/1,
+      ForBlocks(ctx, layout, /*cycles_per_element=*/4,
                 [&](int64_t begin, int64_t end) {
-                  DequantizeBlocks<bits()>(
-                      layout, message.flat<uint8_t>().data(),
-                      values->flat<float>().data(), begin, end);
+                  StepBlocks<bits()>(layout, step,
+                                     message.flat<uint8_t>().data(), first,
+                                     second, targets, begin, end);
                 });
     });
   }
+
+ private:
+  float epsilon_;
+  std::vector<int64_t> starts_;
+  std::vector<bool> decayed_;
 };
 
 class CountUnusableOp : public OpKernel {
@@ -242,6 +379,8 @@ class CountUnusableOp : public OpKernel {
 REGISTER(QuantizeBlocks);
 REGISTER(AverageBlocks);
 REGISTER(DequantizeBlocks);
+REGISTER(DequantizeInto);
+REGISTER(StepFrozen);
 REGISTER(CountUnusable);
 #undef REGISTER
 

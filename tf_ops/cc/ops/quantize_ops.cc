@@ -7,13 +7,16 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// A resource, a vector; a vector of unknown length, then scalars.
-absl::Status MessageShape(InferenceContext* c) {
+absl::Status QuantizedShape(InferenceContext* c) {
+  c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status AveragedShape(InferenceContext* c) {
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
   c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-  for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -31,19 +34,26 @@ absl::Status DequantizedShape(InferenceContext* c) {
 
 REGISTER_OP("TfBasis>QuantizeBlocks")
     .Input("residual: resource")
-    .Input("values: float")
+    .Input("values: pieces * float")
+    .Input("momentum: momenta * resource")
     .Output("message: uint8")
     .Output("clipped: int64")
+    .Attr("pieces: int >= 1")
+    .Attr("momenta: int >= 0 = 0")
+    .Attr("keep: float = 0")
+    .Attr("take: float = 1")
     .Attr("bits: int >= 1")
     .Attr("block: int >= 8")
     .Attr("clip_value: float = 0")
     .SetIsStateful()
-    .SetShapeFn(MessageShape)
+    .SetShapeFn(QuantizedShape)
     .Doc(R"doc(
 The message of u = values + residual; the residual becomes what it does not say.
 
-With a clip_value above 0, u is limited to that magnitude; clipped counts how
-often. bits is 1 or 2, block a multiple of 8.
+values are pieces of any shape, one after the other. With a momentum, which is only
+read, u = keep * momentum + take * values + residual. With a clip_value above 0, u is
+limited to that magnitude; clipped counts how often. bits is 1 or 2, block a multiple
+of 8.
 )doc");
 
 REGISTER_OP("TfBasis>AverageBlocks")
@@ -54,7 +64,7 @@ REGISTER_OP("TfBasis>AverageBlocks")
     .Attr("bits: int >= 1")
     .Attr("block: int >= 8")
     .SetIsStateful()
-    .SetShapeFn(MessageShape)
+    .SetShapeFn(AveragedShape)
     .Doc(R"doc(
 The message of the mean of the workers' messages + residual; the residual becomes
 what it does not say.
@@ -68,6 +78,41 @@ REGISTER_OP("TfBasis>DequantizeBlocks")
     .Attr("block: int >= 8")
     .SetShapeFn(DequantizedShape)
     .Doc("What a message of that many elements stands for.");
+
+REGISTER_OP("TfBasis>DequantizeInto")
+    .Input("values: resource")
+    .Input("message: uint8")
+    .Attr("bits: int >= 1")
+    .Attr("block: int >= 8")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("values becomes what the message stands for.");
+
+REGISTER_OP("TfBasis>StepFrozen")
+    .Input("first: resource")
+    .Input("second: resource")
+    .Input("message: uint8")
+    .Input("first_scale: float")
+    .Input("root_scale: float")
+    .Input("decay: float")
+    .Input("variables: targets * resource")
+    .Attr("targets: int >= 0")
+    .Attr("starts: list(int)")
+    .Attr("decayed: list(bool)")
+    .Attr("epsilon: float")
+    .Attr("bits: int >= 1")
+    .Attr("block: int >= 8")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+first becomes what the message stands for, and moves the variables:
+
+variable -= variable * decay, where decayed; then
+variable -= first * first_scale / (sqrt(second) * root_scale + epsilon),
+where second > 0.
+
+Each variable has its elements of first and second from its entry of starts on.
+)doc");
 
 REGISTER_OP("TfBasis>CountUnusable")
     .Input("values: float")

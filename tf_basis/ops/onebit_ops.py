@@ -1,0 +1,94 @@
+"""The step of OneBitAdam after its warm-up: the C++ op, or its pure-TF twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_basis.ops import dispatch, quantize_ops
+
+
+class Target(NamedTuple):
+    """A variable: its elements of the flat buffer begin at `start`."""
+
+    variable: tf.Variable
+    start: int
+    decays: bool
+
+
+class Scales(NamedTuple):
+    """Scalars of a step, float32; `epsilon` is a number."""
+
+    first: tf.Tensor
+    root: tf.Tensor
+    decay: tf.Tensor
+    epsilon: float
+
+
+def step_frozen(
+    first: tf.Variable,
+    second: tf.Variable,
+    message: tf.Tensor,
+    targets: Sequence[Target],
+    scales: Scales,
+    *,
+    bits: int,
+    block: int,
+) -> None:
+    """m ← what the message stands for; then `move`s the variables by `change`.
+
+    Args:
+      first: m, float32 [n].
+      second: v, float32 [n], only read.
+      message: uint8, see `tf_basis.distributed.quantize`.
+      targets: in the order of their elements; gaps between them are allowed.
+      scales: of `change`, and the decay.
+      bits: of the message.
+      block: of the message.
+    """
+    library = dispatch.library_for_variable(first)
+    for target in targets:
+        if target.variable.dtype != tf.float32:
+            library = None
+        library = library and dispatch.library_for_variable(target.variable)
+    if library is not None:
+        library.tf_basis_step_frozen(
+            first.handle,
+            second.handle,
+            message,
+            scales.first,
+            scales.root,
+            scales.decay,
+            [t.variable.handle for t in targets],
+            starts=[t.start for t in targets],
+            decayed=[t.decays for t in targets],
+            epsilon=scales.epsilon,
+            bits=bits,
+            block=block,
+        )
+        return
+    mean = quantize_ops.dequantize(message, first.shape[0], bits, block)
+    mean = first.assign(mean, read_value=True)
+    move(targets, change(mean, second, scales), scales.decay)
+
+
+def change(first: tf.Tensor, second: tf.Tensor, scales: Scales) -> tf.Tensor:
+    """m·scale / (√v·scale + ε), 0 where v is 0.
+
+    Without a gradient in the warm-up there is no variance: what is quantised, divided
+    by ε alone, would be a step of thousands.
+    """
+    moved = first * scales.first / (tf.sqrt(second) * scales.root + scales.epsilon)
+    return tf.where(second > 0, moved, 0.0)
+
+
+def move(targets: Sequence[Target], delta: tf.Tensor, decay: tf.Tensor) -> None:
+    """θ ← θ − decay·θ where it decays, then θ ← θ − delta, for all variables."""
+    for variable, start, decays in targets:
+        if decays:
+            variable.assign_sub(variable * tf.cast(decay, variable.dtype))
+        size = variable.shape.num_elements()
+        part = tf.reshape(tf.slice(delta, [start], [size]), variable.shape)
+        variable.assign_sub(tf.cast(part, variable.dtype))
