@@ -108,10 +108,6 @@ def test_a_variable_with_an_interval_steps_with_the_mean(checks):
         np.testing.assert_allclose(fast, -np.cumsum(np.arange(6) + 0.5))
 
 
-@pytest.mark.xfail(
-    active_flavor() == "tf_keras",
-    reason="known defect: on tf_keras the weights differ from those of one process",
-)
 def test_uneven_batches_weigh_every_example_the_same(checks):
     results = checks["uneven_batches"]
     assert all_equal([r["weights"] for r in results])
@@ -131,9 +127,6 @@ def test_tape(checks):
 
 @pytest.mark.skipif(
     active_flavor() == "keras3", reason="Horovod's own optimizer is one of tf_keras"
-)
-@pytest.mark.xfail(
-    reason="known defect: under Horovod's own tf_keras optimizer ranks drift apart"
 )
 def test_horovods_own_optimizer_takes_the_compression(checks):
     results = checks["horovods_own_optimizer"]

@@ -44,6 +44,13 @@ class _Hook:
         return self._function.__get__(instance, owner)
 
 
+_GRAPHS_OF_CONTROL_FLOW = (
+    "CondBranchFuncGraph",
+    "WhileBodyFuncGraph",
+    "WhileCondFuncGraph",
+)
+
+
 class OneBitCompression:
     """Dense gradients in one bit per element; what a bit cannot say comes later.
 
@@ -160,11 +167,10 @@ class OneBitCompression:
     def _channel_of(self, tensor: tf.Tensor) -> tuple[Channel, tf.Variable]:
         # Tensors are told apart by the order of the calls in a traced function: it is
         # the same when that is traced again, on every rank. Horovod calls from inside
-        # a condition, which has a graph of its own.
+        # a condition, which has a graph of its own. The function is the innermost one:
+        # TensorFlow traces one that has made variables again, within the same outer.
         graph = tf.compat.v1.get_default_graph()
-        while hasattr(graph, "outer_graph") and hasattr(
-            graph.outer_graph, "outer_graph"
-        ):
+        while type(graph).__name__ in _GRAPHS_OF_CONTROL_FLOW:
             graph = graph.outer_graph
         number = self._calls[graph] = self._calls.get(graph, -1) + 1
         if not tensor.shape.is_fully_defined():
