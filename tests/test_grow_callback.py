@@ -204,6 +204,8 @@ def test_errors():
         (({-1: 2},), "schedule must be an integer of at least 0 in its keys"),
         (({1: 2.5}, "num_buckets"), "schedule must be an integer of at least 1"),
         (([2, 3],), "schedule must be a dict or a callable"),
+        (({1: {"(": 2}},), r"schedule must be .* regular expressions .* '\('"),
+        (({1: {3: 2}},), "schedule must be .* regular expressions .* received 3"),
         (({1: 2}, "times"), "unit must be one of 'factor', 'num_buckets'"),
         (({1: 2}, "factor", "batch"), "every must be one of 'epoch', 'step'"),
     ]:

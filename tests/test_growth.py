@@ -233,7 +233,8 @@ def test_errors(flavor):
         inside()
     assert_same_bits(optimizer_arrays(optimizer), before)
     assert optimizer.resize(variable, factor=0.01) == 5
-    optimizer.resize(variable, num_buckets=40)
+    with pytest.warns(UserWarning, match="limited to the 40 rows of .* received 41"):
+        assert optimizer.resize(variable, num_buckets=41) == 40
     with pytest.raises(ValueError, match="give num_buckets"):
         optimizer.resize(variable, factor=0.5)
 

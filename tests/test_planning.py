@@ -247,7 +247,7 @@ def test_shapes_stand_for_tables():
     assert [t.buckets for t in chosen.tables] == [400, 11]
     listed = tf_basis.plan([(20_000, 8), tf.TensorShape([30_000, 4])])
     assert [t.path for t in listed.tables] == ["table_0", "table_1"]
-    for bad in ({"user": 5}, {"user": (2.5, 3)}, "user", 7):
+    for bad in ({"user": 5}, {"user": (2.5, 3)}, {3: (9, 3)}, {"user": (-5, 3)}, 7):
         with pytest.raises(ValueError, match="model_or_shapes must"):
             tf_basis.plan(bad)
 

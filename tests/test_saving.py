@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 
@@ -273,3 +274,11 @@ def test_weights_file_restores_optimizer_state(kind, tmp_path):
     other = train(make_click_model(make_saved_optimizer(kind)), 10, 11)
     other.load_weights(path)
     assert_same_bits(arrays_of(model), arrays_of(other))
+
+
+def test_copies_of_a_new_optimizer():
+    """copy.deepcopy goes through config and state; tf_keras's optimizers refuse it."""
+    optimizer = make_optimizer("keras3", learning_rate=0.25, num_buckets=7)
+    other = copy.deepcopy(optimizer)
+    assert other.get_config() == optimizer.get_config()
+    assert other is not optimizer

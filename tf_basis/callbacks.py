@@ -188,6 +188,8 @@ class GrowBucketsMixin:
         return changed
 
     def _check_change(self, change: Any) -> None:
+        for pattern in change if isinstance(change, Mapping) else ():
+            hyperparameters.check("schedule", pattern, _PATTERN)
         rule = {"factor": _FACTOR, "num_buckets": _BUCKETS}[self.unit]
         for value in change.values() if isinstance(change, Mapping) else [change]:
             hyperparameters.check("schedule", value, rule)
@@ -195,6 +197,10 @@ class GrowBucketsMixin:
 
 _NUMBER = hyperparameters.integer(
     "of at least 0 in its keys: epochs or steps", lambda v: v >= 0
+)
+_PATTERN = hyperparameters.Rule(
+    "a dict whose changes are numbers, or dicts from regular expressions to numbers",
+    hyperparameters.is_pattern,
 )
 _FACTOR = hyperparameters.real(
     "above 0 in its values: factors (unit='num_buckets' is for counts)",

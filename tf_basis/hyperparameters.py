@@ -78,6 +78,14 @@ def _is_frequencies(value: Any) -> bool:
     )
 
 
+def is_pattern(value: Any) -> bool:
+    """Whether it is a regular expression."""
+    try:
+        return isinstance(value, str) and bool(re.compile(value))
+    except re.error:
+        return False
+
+
 def _is_range(value: Any) -> bool:
     return (
         isinstance(value, (tuple, list))

@@ -240,12 +240,14 @@ def _items(source: Any) -> list[_Item]:
     ]
 
 
-def _from_shape(name: str, shape: Any) -> _Item:
+def _from_shape(name: Any, shape: Any) -> _Item:
     try:
         sizes = tuple(operator.index(n) for n in shape)
-    except TypeError as error:
+    except TypeError:
+        sizes = (-1,)
+    if not isinstance(name, str) or min(sizes, default=0) < 0:
         raise ValueError(
-            "model_or_shapes must hold shapes such as (1_000_000, 64), received "
-            f"{shape!r} for '{name}'"
-        ) from error
+            "model_or_shapes must hold names and shapes such as (1_000_000, 64), "
+            f"received {shape!r} for {name!r}"
+        )
     return _Item(name, sizes, "float32", f"{name}/embeddings")

@@ -35,8 +35,8 @@ def even_batches(
       Batches of (x, y, sample_weight), with float32 weights of shape [n].
 
     Raises:
-      ValueError: it is no dataset; or on every rank: some rank's has no end, no batch
-        or batches that are not such tuples.
+      ValueError: it is no dataset; or on every rank: some rank's has no end, no batch,
+        batches that are not such tuples, or examples of another structure or type.
 
     Example:
 
@@ -49,6 +49,7 @@ def even_batches(
         raise ValueError(f"dataset must be a tf.data.Dataset, received {dataset!r}")
     structure = dataset.element_spec
     fits = isinstance(structure, tuple) and len(structure) in (2, 3)
+    fits = fits and all(_has_examples(p) for p in tf.nest.flatten(structure))
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         fits, structure = False, f"an endless dataset of {structure}"
     sizes = []
@@ -57,13 +58,19 @@ def even_batches(
             int(n)
             for n in dataset.map(lambda *batch: _length(batch)).as_numpy_iterator()
         ]
-    everyone = world.objects((fits, str(structure), sizes), unique_name("batches"))
+    mine = (fits, _described(structure), sizes)
+    everyone = world.objects(mine, unique_name("batches"))
     for rank, (good, theirs, batches) in enumerate(everyone):
         if not good or not batches:
             raise ValueError(
                 "dataset must have at least one batch of (x, y) or (x, y, "
                 f"sample_weight) on every rank, received {len(batches)} batches of "
                 f"{theirs} on rank {rank}"
+            )
+        if theirs != everyone[0][1]:
+            raise ValueError(
+                "dataset must have batches of one structure on all ranks, received "
+                f"{theirs} on rank {rank} and {everyone[0][1]} on rank 0"
             )
     steps = max(len(s) for _, _, s in everyone)
     table = np.zeros([world.size, steps])
@@ -88,12 +95,36 @@ def any_rank(flag: Any, world: World | None = None) -> bool:
       flag: a boolean.
       world: the ranks. Default: all.
 
+    Raises:
+      ValueError: it is none.
+
     Example:
 
     >>> any_rank(False)
     False
     """
+    if np.ndim(flag) != 0:
+        raise ValueError(f"flag must be True or False, received {flag!r}")
     return any((world or World()).objects(bool(flag), unique_name("any_rank")))
+
+
+def _has_examples(spec: Any) -> bool:
+    """Whether it has a first axis, that of the examples."""
+    return getattr(spec, "shape", None) is None or spec.shape.rank != 0
+
+
+def _described(structure: Any) -> str:
+    """Structure, types and shapes of the examples; batches may differ in size."""
+
+    def of(spec: Any) -> Any:
+        shape = getattr(spec, "shape", None)
+        if shape is None or shape.rank is None:
+            return str(spec)
+        return f"{spec.dtype.name} {['n', *shape[1:]] if shape.rank else 'scalar'}"
+
+    if isinstance(structure, str):
+        return structure
+    return str(tf.nest.map_structure(of, structure))
 
 
 def _length(batch: tuple) -> tf.Tensor:

@@ -48,6 +48,8 @@ def broadcast_variables(
     >>> weights[0].numpy().tolist()
     [1.0, 2.0]
     """
+    if not isinstance(variables, Iterable) or isinstance(variables, tf.Variable):
+        raise ValueError(f"variables must be a list of them, received {variables!r}")
     world = World(process_set)
     if not isinstance(root_rank, int) or not 0 <= root_rank < world.size:
         raise ValueError(

@@ -104,9 +104,7 @@ class OneBitCompression:
             "warmup_steps": warmup_steps,
         }
         hyperparameters.check_all({**settings, "sparse_values": sparse_values}, _RULES)
-        if policy is None or not isinstance(policy, Policy):
-            policy = Policy(policy or ())
-        self.policy, self.sparse_values = policy, sparse_values
+        self.policy, self.sparse_values = Policy.of(policy), sparse_values
         self.feedback = Feedback(**settings)
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._channels: list[tuple[Channel, tf.Variable]] = []
@@ -122,8 +120,7 @@ class OneBitCompression:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> OneBitCompression:
         """The reverse of `get_config`."""
-        config = dict(config)
-        return cls(Policy(**config.pop("policy")), **config)
+        return cls(**config)
 
     # ---- Horovod's hook --------------------------------------------------------
 
@@ -201,7 +198,8 @@ class OneBitCompression:
         return [v for channel, _ in self._channels for v in channel.residuals]
 
 
-NAMES = ("none", "fp16", "onebit")
+_RULES_OF = {"none": [(".*", 32)], "fp16": [(".*", 16)], "onebit": None}
+NAMES = tuple(_RULES_OF)
 
 
 def named(compression: Any) -> OneBitCompression:
@@ -210,16 +208,16 @@ def named(compression: Any) -> OneBitCompression:
     Raises:
       ValueError: it is none of `NAMES`, None or a `OneBitCompression`.
     """
-    if compression is OneBitCompression or compression == "onebit":
-        return OneBitCompression()
     if isinstance(compression, OneBitCompression):
         return compression
-    if compression is None or compression == "none":
-        return OneBitCompression([(".*", 32)])
-    if compression == "fp16":
-        return OneBitCompression([(".*", 16)])
-    if isinstance(compression, dict):
+    if compression is OneBitCompression:
+        return OneBitCompression()
+    if isinstance(compression, dict) and "policy" in compression:
         return OneBitCompression.from_config(compression)
+    if compression is None or (
+        isinstance(compression, str) and compression in _RULES_OF
+    ):
+        return OneBitCompression(_RULES_OF[compression or "none"])
     raise ValueError(
         f"compression must be None, one of {NAMES} or a OneBitCompression, received "
         f"{compression!r}"

@@ -76,7 +76,11 @@ def exchange(
         ),
         tf.debugging.Assert(
             tf.reduce_all((weights >= 0) & tf.math.is_finite(weights)),
-            [f"tf_basis: weights of ranks must be at least 0 ({name}):", weights],
+            [
+                "tf_basis: weight (an optimizer's step_weight) must be a finite "
+                f"number of at least 0 on every rank ({name}), received of each rank:",
+                weights,
+            ],
             summarize=64,
         ),
     ]

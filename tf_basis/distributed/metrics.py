@@ -47,6 +47,10 @@ def average_metrics(
     >>> average_metrics({"loss": 0.25, "note": "as it is"})
     {'loss': 0.25, 'note': 'as it is'}
     """
+    if not isinstance(metrics, Mapping):
+        raise ValueError(
+            f"metrics must be a dict from names to numbers, received {metrics!r}"
+        )
     world = World(process_set)
     mine = {}
     for name, value in metrics.items():

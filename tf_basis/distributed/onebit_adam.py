@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ from tf_basis.distributed import control, quantize, rows, watch
 from tf_basis.distributed.channel import Channel, name_of
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.onebit_rule import OneBitRuleMixin
-from tf_basis.distributed.policy import Policy, Way
+from tf_basis.distributed.policy import Way
 from tf_basis.distributed.world import World, unique_name
 
 _RULES = {
@@ -24,7 +26,7 @@ _RULES = {
         lambda v: (
             v is None
             or v == "auto"
-            or (isinstance(v, int) and not isinstance(v, bool) and v >= 1)
+            or (isinstance(v, numbers.Integral) and v is not True and v >= 1)
         ),
     ),
     "total_steps": hyperparameters.integer(
@@ -151,15 +153,22 @@ class OneBitAdamMixin(OneBitRuleMixin):
                 "total_steps must be given where moments='corrected': γ depends on it, "
                 "received None"
             )
-        if isinstance(policy, dict):
-            policy = Policy(**policy)
         compression = OneBitCompression(
             policy, **{k: arguments[k] for k in _COMPRESSION}
         )
         learning_rate = hyperparameters.checked_learning_rate(learning_rate)
         super().__init__(learning_rate, weight_decay=weight_decay, name=name, **kwargs)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        self.warmup_steps, self.total_steps = warmup_steps, total_steps
+        if isinstance(warmup_steps, numbers.Integral):
+            warmup_steps = int(warmup_steps)
+            if total_steps is not None and warmup_steps >= total_steps:
+                warnings.warn(
+                    "warmup_steps should be below total_steps: all steps travel in "
+                    f"float32, received {warmup_steps} of {total_steps}",
+                    stacklevel=2,
+                )
+        self.warmup_steps = warmup_steps
+        self.total_steps = None if total_steps is None else int(total_steps)
         self.moments, self.timeout = moments, timeout
         self._exchange = _State()
         self._exchange.compression = compression

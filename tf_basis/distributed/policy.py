@@ -90,6 +90,20 @@ class Policy:
         self.rules = tuple(_rule(r) for r in rules)
         self.min_elements = min_elements
 
+    @classmethod
+    def of(cls, value: Any) -> Policy:
+        """A policy as it is, or one of the rules or the config given; None: default."""
+        if isinstance(value, Policy):
+            return value
+        if isinstance(value, dict) and set(value) <= {"rules", "min_elements"}:
+            return cls(**value)
+        if value is None or isinstance(value, (list, tuple)):
+            return cls(value or ())
+        raise ValueError(
+            "policy must be None, a Policy, or a list of rules for one, received "
+            f"{value!r}"
+        )
+
     def way(self, path: str, shape: Sequence[int]) -> Way:
         """How the variable with this path and shape travels."""
         kind, elements = kind_of(path, shape), 1
@@ -138,6 +152,8 @@ def _fits(rule: Rule, path: str, kind: str) -> bool:
 
 def _rule(value: Any) -> Rule:
     try:
+        if isinstance(value, str):
+            raise TypeError("no sequence of a match and bits")
         rule = Rule(*value)
     except TypeError:
         raise ValueError(

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_basis import hyperparameters
 from tf_basis.distributed import watch
 from tf_basis.distributed.compression import named
 from tf_basis.distributed.exchange import new_variable
@@ -58,6 +59,9 @@ class DistributedGradientTape:
         process_set: Any = None,
         timeout: float | None = watch.DEFAULT_TIMEOUT,
     ) -> None:
+        if not hasattr(tape, "gradient"):
+            raise ValueError(f"tape must be a tf.GradientTape, received {tape!r}")
+        hyperparameters.check("timeout", timeout, watch.TIMEOUT_RULE)
         self._tape = tape
         self._compression = named(compression)
         self._process_set, self._timeout = process_set, timeout
@@ -84,7 +88,14 @@ class DistributedGradientTape:
           output_gradients: see `tf.GradientTape.gradient`.
           weight: of this rank's gradients in the mean: its number of examples where
             batches differ in size, 0 where it has no data left. Default 1.
+
+        Raises:
+          ValueError: `weight` is no number.
+          tf.errors.InvalidArgumentError: on every rank, where some rank's weight is
+            below 0 or not finite, or the kinds of gradients differ.
         """
+        if not _is_number(weight):
+            raise ValueError(f"weight must be a number, received {weight!r}")
         gradients = self._tape.gradient(target, sources, output_gradients)
         variables = tf.nest.flatten(sources)
         reduction = self._reducer(variables).reduce(
@@ -126,3 +137,13 @@ class DistributedGradientTape:
         # The variables are kept, so that their ids stay theirs.
         _reducers[key] = (reducer, variables, self._process_set)
         return reducer
+
+
+def _is_number(weight: Any) -> bool:
+    try:
+        tensor = tf.convert_to_tensor(weight)
+    except (TypeError, ValueError):
+        return False
+    return (tensor.dtype.is_floating or tensor.dtype.is_integer) and (
+        tensor.shape.rank == 0
+    )

@@ -66,6 +66,11 @@ class World:
             self.size, self.rank = 1, 0
             return
         self._set = process_set or self._hvd.global_process_set
+        if not hasattr(self._set, "included"):
+            raise ValueError(
+                "process_set must be None or a horovod.tensorflow.ProcessSet, received "
+                f"{process_set!r}"
+            )
         if not self._set.included():
             raise ValueError(
                 "process_set must contain this rank, received "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,12 @@ class ResizingMixin:
         record = growth.resized(
             old, built.growth.get(old.path, {}), num_buckets, factor
         )
+        if num_buckets is not None and num_buckets > old.mapping.n_rows:
+            warnings.warn(
+                f"num_buckets is limited to the {old.mapping.n_rows} rows of "
+                f"'{old.path}', received {num_buckets}",
+                stacklevel=2,
+            )
         new = self._layout_with(variable, record)
         built.growth[old.path] = record
         if new != old:

@@ -62,7 +62,8 @@ class SavingMixin:
         self._assign_all(self._own_variables(), values)
 
     def _assign_all(self, variables: list, values: list) -> None:
-        if not self._is_built():
+        # A new optimizer takes the state of a new one, as copies of it do.
+        if not self._is_built() and len(variables) != len(values):
             raise ValueError(
                 f"optimizer '{self.name}' must be built before its state is set: "
                 "call build(trainable_variables) first"
