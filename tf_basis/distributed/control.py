@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_basis.distributed import quantize, rows
 from tf_basis.distributed.world import World
 
 
@@ -34,7 +35,7 @@ def exchange(
     unusable: tf.Tensor,
     weight: Any = 1.0,
     pattern: Sequence[str] = (),
-    rows: Sequence[tf.Tensor] = (),
+    row_counts: Sequence[tf.Tensor] = (),
     extras: Sequence[tf.Tensor] = (),
 ) -> Control:
     """Tells all ranks what this one has; call it on all ranks.
@@ -46,7 +47,7 @@ def exchange(
       weight: of this rank's gradients in the mean, such as its number of examples; 0
         where it has no data.
       pattern: "path: kind of gradient" for each variable; must be equal on all ranks.
-      rows: how many rows of each table.
+      row_counts: how many rows of each table.
       extras: further numbers.
 
     Raises (all ranks, when the step runs):
@@ -56,7 +57,7 @@ def exchange(
     digest = float(zlib.crc32("\n".join(pattern).encode()))
     mine = tf.stack(
         [weight, tf.cast(unusable, tf.float64), tf.constant(digest, tf.float64)]
-        + [tf.cast(r, tf.float64) for r in rows]
+        + [tf.cast(r, tf.float64) for r in row_counts]
         + [tf.cast(e, tf.float64) for e in extras]
     )
     everyone = world.gather(mine[tf.newaxis], f"{name}/control")
@@ -88,13 +89,64 @@ def exchange(
         total = tf.reduce_sum(weights)
         go = tf.equal(tf.reduce_sum(everyone[:, 1]), 0) & (total > 0)
     factor = tf.math.divide_no_nan(weight * world.size, total)
-    first = 3 + len(rows)
+    first = 3 + len(row_counts)
     return Control(
         go=go,
         factor=tf.cast(factor, tf.float32),
         rows=tf.cast(everyone[:, 3:first], tf.int64),
         extras=everyone[:, first:],
     )
+
+
+def before_step(
+    world: World,
+    name: str,
+    paths: Sequence[str],
+    gradients: Sequence[Any],
+    start: Sequence[tf.Tensor],
+    weight: Any = 1.0,
+    extras: Sequence[tf.Tensor] = (),
+) -> tuple[list, Control]:
+    """Sums the rows of IndexedSlices, and tells all ranks of this rank's gradients.
+
+    Args:
+      world: the ranks.
+      name: names the collective.
+      paths: of the variables; the same on all ranks.
+      gradients: tensors, IndexedSlices or None, one for each variable.
+      start: what has to be done first.
+      weight: see `exchange`.
+      extras: see `exchange`.
+
+    Returns:
+      The gradients, and what all ranks know.
+    """
+    sliced = [isinstance(g, tf.IndexedSlices) for g in gradients]
+    gradients = [rows.summed(g) if s else g for g, s in zip(gradients, sliced)]
+    values = [g.values if s else g for g, s in zip(gradients, sliced)]
+    with tf.control_dependencies(start):
+        unusable = tf.add_n(
+            [tf.zeros([], tf.int64)]
+            + [
+                quantize.count_unusable(tf.cast(v, tf.float32))
+                for v in values
+                if v is not None
+            ]
+        )
+    told = exchange(
+        world,
+        name,
+        unusable,
+        weight=weight,
+        pattern=[
+            f"{path}: {'none' if g is None else 'IndexedSlices' if s else 'dense'}"
+            for path, g, s in zip(paths, gradients, sliced)
+        ],
+        # Of all variables, so that ranks that disagree send as many numbers.
+        row_counts=[tf.shape(v)[0] if s else 0 for v, s in zip(values, sliced)],
+        extras=extras,
+    )
+    return gradients, told
 
 
 def scaled(gradient: Any, factor: tf.Tensor) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_basis import hyperparameters
 from tf_basis.adapters import flavor, tracking
-from tf_basis.distributed import control, quantize, rows, watch
+from tf_basis.distributed import control, watch
 from tf_basis.distributed.channel import Channel, name_of
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.onebit_rule import OneBitRuleMixin
@@ -302,30 +302,12 @@ class OneBitAdamMixin(OneBitRuleMixin):
             self._step(given, state.control)
             return
         with state.watch.waiting() as start:
-            given = [
-                rows.summed(g) if isinstance(g, tf.IndexedSlices) else g for g in given
-            ]
-            values = [
-                g.values if isinstance(g, tf.IndexedSlices) else g
-                for g in given
-                if g is not None
-            ]
-            with tf.control_dependencies(start):
-                unusable = tf.add_n(
-                    [quantize.count_unusable(tf.cast(v, tf.float32)) for v in values]
-                )
-            told = control.exchange(
+            given, told = control.before_step(
                 state.world,
                 state.name,
-                unusable,
-                pattern=[
-                    f"{p}: {'none' if g is None else type(g).__name__}"
-                    for p, g in zip(state.paths, given)
-                ],
-                rows=[
-                    tf.shape(g.values)[0] if isinstance(g, tf.IndexedSlices) else 0
-                    for g in given
-                ],
+                state.paths,
+                given,
+                start,
                 extras=self.control_numbers(),
             )
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_basis.distributed import control, quantize, rows
+from tf_basis.distributed import control, rows
 from tf_basis.distributed.channel import Channel, name_of
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.exchange import NewVariable
@@ -133,32 +133,14 @@ class GradientReducer:
           extras: further numbers for `Control.extras`.
         """
         with self.watch.waiting() as start:
-            gradients = [
-                rows.summed(g) if isinstance(g, tf.IndexedSlices) else g
-                for g in gradients
-            ]
-            sliced = [isinstance(g, tf.IndexedSlices) for g in gradients]
-            values = [g.values if s else g for g, s in zip(gradients, sliced)]
-            with tf.control_dependencies(start):
-                unusable = tf.add_n(
-                    [tf.zeros([], tf.int64)]
-                    + [
-                        quantize.count_unusable(tf.cast(v, tf.float32))
-                        for v in values
-                        if v is not None
-                    ]
-                )
-            told = control.exchange(
+            gradients, told = control.before_step(
                 self.world,
                 self.name,
-                unusable,
-                weight=weight,
-                pattern=list(map(_described, self.specs, gradients)),
-                # Of all variables, so that ranks that disagree send as many numbers.
-                rows=[
-                    tf.shape(g.values)[0] if s else 0 for g, s in zip(gradients, sliced)
-                ],
-                extras=extras,
+                [s.path for s in self.specs],
+                gradients,
+                start,
+                weight,
+                extras,
             )
             gradients = [
                 g if g is None else control.scaled(g, told.factor * factor)
@@ -212,7 +194,10 @@ class GradientReducer:
                 values = tf.cast(
                     tf.reshape(result.values, [-1, *spec.shape[1:]]), dtype
                 )
-                shape = tf.constant(spec.shape, tf.int64)
+                shape = gradients[i].dense_shape  # the table may have grown
+                if shape is None:
+                    shape = tf.constant(spec.shape, tf.int64)
+                shape = tf.cast(shape, tf.int64)
                 out[i] = tf.IndexedSlices(values, result.indices, shape)
             else:
                 out[i] = tf.cast(tf.reshape(result, spec.shape), dtype)
@@ -244,13 +229,6 @@ class GradientReducer:
 
 def _no_variables(name: str, *spec: Any) -> tf.Variable:
     raise AssertionError(f"a plain channel has no state, asked for {name}")
-
-
-def _described(spec: Spec, gradient: Any) -> str:
-    if gradient is None:
-        return f"{spec.path}: none"
-    kind = "IndexedSlices" if isinstance(gradient, tf.IndexedSlices) else "dense"
-    return f"{spec.path}: {kind}"
 
 
 def _zeros(gradient: Any) -> Any:
