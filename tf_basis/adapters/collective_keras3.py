@@ -7,19 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_basis.adapters import arguments, keras3
+from tf_basis.adapters.collective import CollectiveHooks, Hidden
 from tf_basis.ops import dispatch
 
 Optimizer = keras3.Optimizer
 
 
-class CollectiveAdapter:
-    """Mixed before a Keras optimizer, or a class derived from one.
-
-    A subclass defines `_build_collective(variables)`, which may call `_add_state`;
-    `_reduced(gradients, variables)`, called once per update, after accumulation and
-    before clipping; and `_take_step(pairs, update)`, which calls `update(pairs)`
-    where the step is to be taken.
-    """
+class CollectiveAdapter(CollectiveHooks):
+    """See `CollectiveHooks`."""
 
     def build(self, variables: list) -> None:
         """The optimizer's, then the state of the exchange, once."""
@@ -40,23 +35,14 @@ class CollectiveAdapter:
                 "jit_compile must be False: Horovod's collectives cannot be compiled "
                 "by XLA, received a step that is"
             )
-        self._reducing = _Hidden(trainable_variables)
+        self._reducing = Hidden(trainable_variables)
         super()._backend_apply_gradients(grads, trainable_variables)
-
-    def _clip_gradients(self, grads: list) -> list:
-        grads, kept = self._reduced(list(grads), self._reducing.items)
-        clipped = super()._clip_gradients([g for g, k in zip(grads, kept) if k])
-        rest = iter(clipped)
-        return [next(rest) if k else g for g, k in zip(grads, kept)]
-
-    def _apply_weight_decay(self, variables: Any) -> None:
-        pass  # with the step, which may be skipped
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate) -> None:
         def update(pairs: list) -> None:
             if pairs:
                 grads, variables = map(list, zip(*pairs))
-                super(CollectiveAdapter, self)._apply_weight_decay(variables)
+                super(CollectiveHooks, self)._apply_weight_decay(variables)
                 super(CollectiveAdapter, self)._backend_update_step(
                     grads, variables, learning_rate
                 )
@@ -70,13 +56,6 @@ class CollectiveOptimizer(CollectiveAdapter, Optimizer):
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         arguments.check(self, "Keras 3", kwargs, keras3.ARGUMENTS, keras3.ADVICE)
         super().__init__(learning_rate=learning_rate, **kwargs)
-
-
-class _Hidden:
-    """A list that Keras does not track."""
-
-    def __init__(self, items: Any) -> None:
-        self.items = list(items)
 
 
 def built(optimizer: Any) -> bool:

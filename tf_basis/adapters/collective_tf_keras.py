@@ -9,12 +9,13 @@ import tf_keras
 
 from tf_basis.adapters import arguments
 from tf_basis.adapters import tf_keras as adapter
+from tf_basis.adapters.collective import CollectiveHooks, Hidden
 
 Optimizer = adapter.Optimizer
 
 
-class CollectiveAdapter:
-    """See `tf_basis.adapters.collective_keras3.CollectiveAdapter`."""
+class CollectiveAdapter(CollectiveHooks):
+    """See `CollectiveHooks`."""
 
     def build(self, var_list: list) -> None:
         """The optimizer's, then the state of the exchange, once."""
@@ -35,29 +36,18 @@ class CollectiveAdapter:
     def apply_gradients(self, grads_and_vars, name=None, **kwargs):
         """tf_keras's, with the exchange inside."""
         grads_and_vars = list(grads_and_vars)
-        self._reducing = _Hidden(v for g, v in grads_and_vars if g is not None)
+        self._reducing = Hidden(v for g, v in grads_and_vars if g is not None)
         return super().apply_gradients(grads_and_vars, name=name, **kwargs)
-
-    def _clip_gradients(self, grads: list) -> list:
-        grads, kept = self._reduced(list(grads), self._reducing.items)
-        clipped = super()._clip_gradients([g for g, k in zip(grads, kept) if k])
-        rest = iter(clipped)
-        return [next(rest) if k else g for g, k in zip(grads, kept)]
 
     def _deduplicate_sparse_grad(self, grads: list) -> list:
         return grads  # summed when they were reduced
-
-    def _apply_weight_decay(self, variables: Any) -> None:
-        pass  # with the step, which may be skipped
 
     def _internal_apply_gradients(self, grads_and_vars):
         before = tf.identity(self.iterations)
 
         def update(pairs: list) -> None:
             if pairs:
-                super(CollectiveAdapter, self)._apply_weight_decay(
-                    [v for _, v in pairs]
-                )
+                super(CollectiveHooks, self)._apply_weight_decay([v for _, v in pairs])
                 super(CollectiveAdapter, self)._internal_apply_gradients(pairs)
 
         self._take_step(list(grads_and_vars), update)
@@ -95,13 +85,6 @@ class CollectiveOptimizer(CollectiveAdapter, Optimizer):
         rate = self._serialize_hyperparameter(self._learning_rate)
         config["learning_rate"] = rate if isinstance(rate, dict) else float(rate)
         return config
-
-
-class _Hidden:
-    """A list that tf_keras does not track."""
-
-    def __init__(self, items: Any) -> None:
-        self.items = list(items)
 
 
 def agree_in_loss_scaling() -> None:
