@@ -156,7 +156,7 @@ class OneBitRuleMixin:
         rate, decay = self._rates()
         scales = Scales(
             first=rate / _correction(self.beta_1, turn + 1),
-            root=tf.math.rsqrt(_correction(self.beta_2, last_turn)),
+            root=1.0 / tf.sqrt(_correction(self.beta_2, last_turn)),
             decay=decay,
             epsilon=self.epsilon,
         )
