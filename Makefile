@@ -101,15 +101,18 @@ horovod: $(VENV)/.stamp-horovod
 demo: $(VENV)/.stamp-package
 	$(RUN) examples/movielens_ctr.py $(DEMO_ARGS)
 
+# Files whose tests share something costly have a group: one process runs them all.
+SPREAD := -n $(JOBS) --dist loadgroup
+
 # Each flavour in its own process; both run even if the first fails.
 define run_tests
 @status=0; \
 export KERAS_BACKEND=tensorflow TF_BASIS_OPS=require TF_BASIS_HOROVOD=require; \
 echo '== Keras 3'; \
-env -u TF_USE_LEGACY_KERAS $(RUN) -m pytest -n $(JOBS) -m '$(1)' $(PYTEST_ARGS) \
+env -u TF_USE_LEGACY_KERAS $(RUN) -m pytest $(SPREAD) -m '$(1)' $(PYTEST_ARGS) \
   || status=1; \
 echo '== tf_keras'; \
-TF_USE_LEGACY_KERAS=1 $(RUN) -m pytest -n $(JOBS) -m '$(1)' $(PYTEST_ARGS) \
+TF_USE_LEGACY_KERAS=1 $(RUN) -m pytest $(SPREAD) -m '$(1)' $(PYTEST_ARGS) \
   || status=1; \
 exit $$status
 endef

@@ -44,13 +44,23 @@ WITHOUT_KERAS = (
     "test_install.py",
     "test_movielens_data.py",
     "test_onebit_exchange.py",
+    "test_onebit_step.py",
     "test_policy.py",
     "test_quantize.py",
     "test_reference.py",
     "test_sizes.py",
 )
-# Sweeps over the options of the rules, below the adapters.
-OF_THE_RULES = ("test_family_", "test_parity.py")
+# Sweeps over the options of the rules, and the contracts over all optimizers.
+SWEEPS = ("test_family_", "test_parity.py", "test_contract.py")
+# Whole models: what the twin does is what the op does, which the sweeps show.
+OF_MODELS = (
+    "test_basis_adam_fit.py",
+    "test_ecosystem",
+    "test_grow_",
+    "test_migration_models.py",
+    "test_reported_cases.py",
+    "test_sparse_",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
@@ -58,9 +68,9 @@ def pytest_collection_modifyitems(config, items):
     """What both processes of `make test`, one for each flavour, need not run twice.
 
     Of tests of both flavours, that of tf_keras leaves out the Keras 3 half, and in
-    that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps over the
-    rules every second is long there, and all but every fifth in that of tf_keras (of
-    the contracts too), where tests without Keras are long.
+    that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps every second
+    is long there, and all but every fifth in that of tf_keras, where tests without
+    Keras are long. Tests of whole models are long with the twin.
     """
     active, kept, done = active_flavor(), [], []
     sweep = 0
@@ -69,15 +79,15 @@ def pytest_collection_modifyitems(config, items):
         call = getattr(item, "callspec", None)
         other = call is not None and call.params.get("flavor", active) != active
         every = 2 if active == "keras3" else 5
-        rules = OF_THE_RULES if active == "keras3" else (*OF_THE_RULES, "test_contract")
-        if call is not None and name.startswith(rules):
+        twin = call is not None and call.params.get("backend") == "twin"
+        if call is not None and name.startswith(SWEEPS):
             again = other or sweep % every > 0
             sweep += not other
         elif active == "keras3":
             again = other and not name.startswith(BOTH_IN_ONE_PROCESS)
         else:
             again = name.startswith(WITHOUT_KERAS)
-        if again:
+        if again or (twin and name.startswith(OF_MODELS)):
             item.add_marker(pytest.mark.long)
         (done if other and active == "tf_keras" else kept).append(item)
     config.hook.pytest_deselected(items=done)

@@ -12,7 +12,10 @@ three = launch_fixture("exchange", ranks=3, env=SETS)
 four = launch_fixture("exchange", ranks=4, env=SETS)
 
 
-@pytest.fixture(params=["two", pytest.param("three", marks=pytest.mark.long), "four"])
+more = [pytest.param(n, marks=pytest.mark.long) for n in ("three", "four")]
+
+
+@pytest.fixture(params=["two", *more])
 def checks(request):
     return request.getfixturevalue(request.param)
 
@@ -95,6 +98,7 @@ def test_horovods_tape_takes_the_bare_class_and_sums(checks):
         np.testing.assert_allclose(result, [ranks * (ranks + 1) / 2] * 64, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_process_set_averages_among_its_ranks(four):
     for rank, result in enumerate(four["a_subset_of_the_ranks"]):
         if rank in (0, 2):
