@@ -101,7 +101,8 @@ horovod: $(VENV)/.stamp-horovod
 demo: $(VENV)/.stamp-package
 	$(RUN) examples/movielens_ctr.py $(DEMO_ARGS)
 
-# Files whose tests share something costly have a group: one process runs them all.
+# Files whose tests share something costly are groups: one process runs them all,
+# while the other goes on with the rest.
 SPREAD := -n $(JOBS) --dist loadgroup
 
 # Each flavour in its own process; both run even if the first fails.

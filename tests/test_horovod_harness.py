@@ -11,6 +11,7 @@ import pytest
 from helpers import active_flavor
 from horovod_helpers import RanksFailedError, launch_fixture, run_ranks
 
+pytestmark = pytest.mark.xdist_group("horovod_harness")
 checks = launch_fixture("harness", ranks=2)
 
 DIES = """
