@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tf_basis import budget, engine, hyperparameters
 from tf_basis.optimizers import selection, setting_checks
@@ -175,6 +175,9 @@ def plan(
     def slots_of(layout: TableLayout) -> dict[str, tuple]:
         return engine.slot_specs(layout, rule)
 
+    settings = selection.with_own_settings(
+        settings, chosen, lambda item: item.path, selection.SETTINGS
+    )
     rows = setting_checks.rows_of(chosen, lambda item: item.path)
     setting_checks.check_patterns(settings, list(rows))
     setting_checks.check_frequencies(
@@ -201,7 +204,8 @@ def plan(
     return Plan(tuple(planned), limit)
 
 
-class _Item(NamedTuple):
+@dataclass
+class _Item:
     """A variable or what stands for one; `tables=None` goes by `title`."""
 
     path: str
@@ -233,11 +237,18 @@ def _items(source: Any) -> list[_Item]:
             f"of variables or shapes, received {source!r}"
         )
     return [
-        _Item(_path_of(x), tuple(x.shape), x.dtype, _path_of(x))
-        if hasattr(x, "shape")
-        else _from_shape(f"table_{i}", x)
+        _from_variable(x) if hasattr(x, "shape") else _from_shape(f"table_{i}", x)
         for i, x in enumerate(source)
     ]
+
+
+def _from_variable(variable: Any) -> _Item:
+    path = _path_of(variable)
+    item = _Item(path, tuple(variable.shape), variable.dtype, path)
+    own = getattr(variable, selection.OWN_SETTINGS, None)
+    if own:
+        setattr(item, selection.OWN_SETTINGS, own)
+    return item
 
 
 def _from_shape(name: Any, shape: Any) -> _Item:

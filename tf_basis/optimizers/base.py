@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -33,6 +33,8 @@ class _Built:
         self.delegated: set[str] = set()
         self.paths: dict[str, str] = {}
         self.variables: dict[str, Any] = {}
+        # `table_settings`, and those that layers left on their tables.
+        self.settings: dict[str, Mapping[str, Any]] = {}
         self.growth: dict[str, growth.Record] = {}
         self.frequency_lengths: dict[str | None, int] = {}
 
@@ -99,6 +101,9 @@ class BasisOptimizerMixin(
         built = self._basis
         chosen = selection.select_tables(self.tables, self.min_rows, variables, path_of)
         chosen = growth.without_dense(chosen, path_of, built.growth)
+        built.settings = selection.with_own_settings(
+            self.table_settings, chosen, path_of, self._settings()
+        )
         self._check_settings(chosen)
         if self.tables is None:
             setting_checks.warn_of_large_variables(variables, self.min_rows, path_of)
@@ -129,7 +134,7 @@ class BasisOptimizerMixin(
 
     def _check_settings(self, tables: list) -> None:
         rows = setting_checks.rows_of(tables, self._keras.path_of)
-        settings = self.table_settings
+        settings = self._basis.settings
         setting_checks.check_patterns(settings, list(rows))
         setting_checks.check_frequencies(self._basis.frequency_lengths, settings, rows)
         setting_checks.warn_of_sizes(
@@ -140,7 +145,7 @@ class BasisOptimizerMixin(
         return growth.table_layouts(
             [(self._keras.path_of(v), v) for v in variables],
             self._layout_defaults(),
-            self.table_settings,
+            self._basis.settings,
             self.state_budget,
             self._table_slots,
             self._basis.growth,

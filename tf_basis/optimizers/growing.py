@@ -109,7 +109,7 @@ class GrowthMixin(ResizingMixin):
         record = built.growth.get(old.path, {})
         if variable.shape[0] > old.mapping.n_rows:
             settings = selection.settings_of(
-                path, self._layout_defaults(), self.table_settings
+                path, self._layout_defaults(), self._basis.settings
             )
             n_rows = int(variable.shape[0])
             record = growth.extended(old, record, n_rows, num_buckets, settings)

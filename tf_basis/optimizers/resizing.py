@@ -102,7 +102,7 @@ class ResizingMixin:
 
     def _layout_with(self, variable: Any, record: growth.Record) -> TableLayout:
         path = self._keras.path_of(variable)
-        defaults, settings = self._layout_defaults(), self.table_settings
+        defaults, settings = self._layout_defaults(), self._basis.settings
         return growth.layout_of(path, variable, defaults, settings, record)
 
     def _pin_budget(self) -> None:

@@ -27,6 +27,9 @@ SETTINGS = (
     "energy_dtype",
 )
 
+# Where a layer leaves the settings of its table, on the variable.
+OWN_SETTINGS = "_tf_basis_settings"
+
 _TABLE_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
 
@@ -127,7 +130,7 @@ def select_tables(
             for v in variables
             if path_of(v).split("/")[-1] == "embeddings"
             and len(v.shape) == 2
-            and v.shape[0] >= min_rows
+            and (v.shape[0] >= min_rows or hasattr(v, OWN_SETTINGS))
         ]
     known = f"the variables are {[path_of(v) for v in variables]}"
     if isinstance(tables, str):
@@ -145,6 +148,21 @@ def select_tables(
             f"{sorted(missing)}; {known}"
         )
     return [v for v in variables if path_of(v) in tables]
+
+
+def with_own_settings(
+    table_settings: Mapping[str, Mapping[str, Any]],
+    variables: Sequence,
+    path_of: Callable[[Any], str],
+    allowed: Sequence[str],
+) -> dict[str, Mapping[str, Any]]:
+    """`table_settings`; for tables that no pattern matches, what their layers say."""
+    settings = dict(table_settings)
+    for variable in variables:
+        path, own = path_of(variable), getattr(variable, OWN_SETTINGS, None)
+        if own and not any(re.search(p, path) for p in table_settings):
+            settings |= parse_settings({f"^{re.escape(path)}$": own}, allowed)
+    return settings
 
 
 def layout_of(

@@ -1,0 +1,313 @@
+"""EmbeddingCollection: against numpy, gradients, settings, saving, errors."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import keras_of, make_optimizer, to_numpy
+
+import tf_basis
+from tf_basis import layers
+from tf_basis.layers import FeatureConfig, TableConfig, collection, config
+
+ROWS, DIM = 50, 3
+
+
+def pooled(table, examples, weights, combiner):
+    """The definition, in float64."""
+    out = np.zeros((len(examples), table.shape[1]))
+    for i, (ids, w) in enumerate(zip(examples, weights)):
+        w = np.asarray(w, np.float64)
+        total = w @ table[ids].astype(np.float64) if len(ids) else np.zeros(DIM)
+        scale = {"sum": 1.0, "mean": w.sum(), "sqrtn": np.sqrt(np.square(w).sum())}
+        out[i] = total / scale[combiner] if scale[combiner] else 0.0
+    return out
+
+
+def random_examples(rng, n=17):
+    """Empty rows and repeated ids; weights of which some are zero."""
+    lengths = rng.integers(0, 6, n)
+    lengths[[0, 5]] = 0
+    examples = [rng.integers(0, 8, k) for k in lengths]
+    weights = [rng.choice([0.0, 0.5, 2.0, 3.0], k).astype(np.float32) for k in lengths]
+    weights[3] = np.zeros_like(weights[3])
+    return examples, weights
+
+
+def forms(examples, values, dtype, padding):
+    """The same as a ragged, a sparse and a padded tensor with its mask."""
+    lengths = [len(e) for e in examples]
+    flat = np.concatenate([np.asarray(v, dtype) for v in values])
+    ragged = tf.RaggedTensor.from_row_lengths(tf.constant(flat), lengths)
+    width = max(lengths) + 1
+    padded = np.full((len(examples), width), padding, dtype)
+    mask = np.zeros(padded.shape, bool)
+    for i, v in enumerate(values):
+        padded[i, : len(v)], mask[i, : len(v)] = v, True
+    sparse = tf.SparseTensor(np.argwhere(mask), flat, padded.shape)
+    return {"ragged": ragged, "sparse": sparse, "padded": (padded, mask)}
+
+
+def collect(flavor, *features, **arguments):
+    return layers.for_flavor(flavor).EmbeddingCollection(features, **arguments)
+
+
+@pytest.mark.parametrize("combiner", config.COMBINERS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("form", ["ragged", "sparse", "padded"])
+def test_pooling_equals_numpy(flavor, combiner, weighted, form, rng):
+    table = TableConfig("t", ROWS, DIM, combiner=combiner)
+    layer = collect(flavor, FeatureConfig("f", table, (None, None)))
+    for trial in range(3):
+        examples, weights = random_examples(rng)
+        ids = forms(examples, examples, np.int64, -1)[form]
+        given = forms(examples, weights, np.float32, np.nan)[form]
+        arguments = {}
+        if form == "padded":
+            (ids, mask), given = ids, given[0]
+            arguments["mask"] = {"f": mask}
+        if weighted:
+            arguments["weights"] = {"f": given}
+        else:
+            weights = [np.ones(len(e)) for e in examples]
+        call = tf.function(layer) if trial == 2 else layer
+        out = call({"f": ids}, **arguments)["f"]
+        wanted = pooled(to_numpy(layer.table("t")), examples, weights, combiner)
+        np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_fixed_numbers_of_ids(flavor, rng):
+    """One id each, k ids combined, k ids apart; two features share a table."""
+    table, other = TableConfig("t", ROWS, DIM), TableConfig("u", 9, 2, combiner="sqrtn")
+    layer = collect(
+        flavor,
+        FeatureConfig("one", table),
+        FeatureConfig("apart", table, (None, 4), (None, 4, DIM)),
+        FeatureConfig("four", other, (None, 4)),
+    )
+    ids = {
+        "one": rng.integers(0, ROWS, 6),
+        "apart": rng.integers(0, ROWS, (6, 4)),
+        "four": rng.integers(0, 9, (6, 4)),
+    }
+    out = layer(ids)
+    t, u = to_numpy(layer.table("t")), to_numpy(layer.table("u"))
+    np.testing.assert_array_equal(out["one"], t[ids["one"]])
+    np.testing.assert_array_equal(out["apart"], t[ids["apart"]])
+    np.testing.assert_allclose(out["four"], u[ids["four"]].sum(1) / 2, rtol=1e-5)
+    assert len(layer.trainable_weights) == 2
+    joined = collect(
+        flavor,
+        FeatureConfig("b", table),
+        FeatureConfig("a", other, (None, 4)),
+        concatenate=True,
+    )
+    out = joined({"a": ids["four"], "b": ids["one"]})
+    assert out.shape == (6, DIM + 2)
+    t = to_numpy(joined.table("t"))
+    np.testing.assert_array_equal(out[:, :DIM], t[ids["one"]])
+
+
+def test_one_sparse_gradient_for_each_table(flavor):
+    """Masked places are not in it."""
+    table = TableConfig("t", ROWS, DIM, combiner="sum")
+    layer = collect(
+        flavor, FeatureConfig("a", table), FeatureConfig("b", table, (None, 2))
+    )
+    ids = {"a": np.array([3, 4]), "b": np.array([[3, 9], [0, 0]])}
+    mask = {"b": np.array([[True, True], [False, False]])}
+    with tf.GradientTape() as tape:
+        out = layer(ids, mask=mask)
+        loss = tf.reduce_sum(out["a"]) + 10.0 * tf.reduce_sum(out["b"])
+    (gradient,) = tape.gradient(loss, layer.trainable_weights)
+    assert isinstance(gradient, tf.IndexedSlices)
+    assert sorted(gradient.indices.numpy().tolist()) == [3, 3, 4, 9]
+    dense = tf.convert_to_tensor(gradient).numpy()[:, 0]
+    np.testing.assert_array_equal(dense[[0, 3, 4, 9]], [0.0, 11.0, 1.0, 10.0])
+
+
+# ---- what the optimizer reads -------------------------------------------------------
+
+
+def settings_layer(flavor):
+    return collect(
+        flavor,
+        FeatureConfig(
+            "user", TableConfig("user", 400, 4, num_buckets=20, exclusive_rows=5)
+        ),
+        FeatureConfig("item", TableConfig("item", 300, 4, moment_dtype="bfloat16")),
+        FeatureConfig("small", TableConfig("small", 30, 4)),
+    )
+
+
+def test_the_optimizer_reads_the_settings(flavor):
+    layer = settings_layer(flavor)
+    layer.build(None)
+    optimizer = make_optimizer(flavor, compression_ratio=10.0, min_rows=10_000)
+    optimizer.build(layer.trainable_weights)
+    state = {
+        name: optimizer.table_state(layer.table(name)) for name in ("user", "item")
+    }
+    assert state["user"]["second_moment"].shape == (20, 4)
+    assert state["item"]["second_moment"].shape == (30, 4)
+    with pytest.raises(ValueError, match="compressed table"):
+        optimizer.table_state(layer.table("small"))
+    assert optimizer.table_settings == {}
+    assert optimizer.resize(layer.table("user"), factor=2) == 35  # 5 + 2 · 15
+
+
+def test_patterns_of_the_optimizer_come_first(flavor):
+    layer = settings_layer(flavor)
+    layer.build(None)
+    optimizer = make_optimizer(flavor, table_settings={"user": {"num_buckets": 44}})
+    optimizer.build(layer.trainable_weights)
+    state = optimizer.table_state(layer.table("user"))
+    assert state["second_moment"].shape == (44, 4)
+
+
+def test_plan_reads_the_settings(flavor):
+    layer = settings_layer(flavor)
+    layer.build(None)
+    found = tf_basis.plan(layer, min_rows=200)
+    assert {t.path.split("/")[-2]: t.buckets for t in found.tables} == {
+        "item": 3,
+        "user": 20,
+    }
+
+
+def test_a_saved_model_keeps_layer_and_settings(tmp_path):
+    keras, rng = tf.keras, np.random.default_rng(0)
+    flavor = tf_basis.adapters.flavor.active()
+    inputs = {
+        "user": keras.Input((), dtype="int32", name="user"),
+        "item": keras.Input((), dtype="int32", name="item"),
+        "small": keras.Input((3,), dtype="int32", name="small"),
+    }
+    tables = settings_layer(flavor).features
+    small = FeatureConfig("small", tables[2].table, (None, 3))
+    layer = collect(flavor, *tables[:2], small, concatenate=True, name="tables")
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
+    model.compile(make_optimizer(learning_rate=0.05), "mse")
+    x = {
+        "user": rng.integers(0, 400, 64),
+        "item": rng.integers(0, 300, 64),
+        "small": rng.integers(0, 30, (64, 3)),
+    }
+    y = (x["user"] % 2)[:, None].astype(np.float32)
+    losses = model.fit(x, y, epochs=8, batch_size=16, verbose=0).history["loss"]
+    assert losses[-1] < 0.7 * losses[0]
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    again = keras.models.load_model(path)
+    np.testing.assert_array_equal(
+        model.predict(x, verbose=0), again.predict(x, verbose=0)
+    )
+    user = again.get_layer("tables").table("user")
+    assert again.optimizer.table_state(user)["second_moment"].shape == (20, 4)
+    for each in (model, again):
+        each.fit(x, y, shuffle=False, verbose=0)
+    for a, b in zip(model.weights, again.weights):
+        np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
+
+
+def test_mixed_precision_keeps_the_gradient_sparse(flavor):
+    keras = keras_of(flavor)
+    layer = collect(
+        flavor, FeatureConfig("f", TableConfig("t", 9, 2)), dtype="mixed_bfloat16"
+    )
+    with tf.GradientTape() as tape:
+        out = layer({"f": np.array([1, 2])})["f"]
+        loss = tf.reduce_sum(tf.cast(out, tf.float32))
+    assert out.dtype == tf.bfloat16
+    (gradient,) = tape.gradient(loss, layer.trainable_weights)
+    assert isinstance(gradient, tf.IndexedSlices) and gradient.dtype == tf.float32
+    assert keras is not None
+
+
+# ---- errors --------------------------------------------------------------------------
+
+TABLE = TableConfig("t", ROWS, DIM)
+RAGGED = tf.ragged.constant([[1], [2, 3]], dtype=tf.int64)
+OTHER = tf.ragged.constant([[1.0, 2.0], [3.0]])
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        (({"f": [[-1, 0]]},), "run", r"feature \W*f\W*: ids must be in \[0, 50\)"),
+        (({"f": [[0, 50]]},), "run", r"feature \W*f\W*: ids must be in \[0, 50\)"),
+        (({"f": [[0.5, 1.0]]},), "call", "feature 'f': ids must be integers.* float"),
+        (({"f": [1, 2]},), "call", r"feature 'f': ids must have the shape \(None, No"),
+        (({"g": [[1]]},), "call", r"inputs .* unknown \['g'\], missing \['f'\]"),
+        (({"f": [[1]]}, {"g": [[1.0]]}), "call", r"weights must .* unknown \['g'\]"),
+        (([[1]],), "call", "inputs must be a dict with the features"),
+        (({"f": [[1, 2]]}, {"f": [[1.0, np.nan]]}), "run", r"f\W*: weights .* finite"),
+        (({"f": [[1, 2]]}, {"f": [[1.0]]}), "call", r"f': weights .* the shape \(1, 2"),
+        (({"f": RAGGED}, {"f": OTHER}), "run", r"f\W*: weights must be where its"),
+        (({"f": RAGGED}, {"f": [[1.0, 2.0]]}), "call", "weights must be ragged"),
+        (({"f": RAGGED}, None, {"f": [[True]]}), "call", "must be dense with a mask"),
+        (({"f": [[1]]}, None, {"f": [[1]]}), "call", "'f': mask must be boolean"),
+    ],
+)
+@pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
+def test_bad_inputs_name_the_feature(flavor, arguments, error, words, function):
+    layer = collect(flavor, FeatureConfig("f", TABLE, (None, None)))
+    layer.build(None)
+    kind = tf.errors.InvalidArgumentError if error == "run" else ValueError
+    values = [
+        {k: v if tf.is_tensor(v) else np.array(v) for k, v in a.items()}
+        if isinstance(a, dict)
+        else a
+        for a in arguments
+    ]
+    call = tf.function(layer.call) if function else layer.call
+    with pytest.raises(kind, match=words):
+        call(*values)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: TableConfig("a/b", 1, 1), "name must be a name without '/'"),
+        (lambda: TableConfig("t", 0, 1), "vocabulary_size must be .* received 0"),
+        (lambda: TableConfig("t", 1, 1.5), "embedding_dim must be .* received 1.5"),
+        (lambda: TableConfig("t", 1, 1, combiner="max"), "combiner .* 'max'"),
+        (lambda: TableConfig("t", 9, 1, num_buckets=0), "num_buckets .* received 0"),
+        (
+            lambda: TableConfig("t", 9, 1, row_frequencies=[1, 2]),
+            "row_frequencies must have one number for each of the 9 rows .* 2",
+        ),
+        (lambda: FeatureConfig("f", "t"), "feature 'f': table must be a TableConfig"),
+        (lambda: FeatureConfig("f", TABLE, ()), "feature 'f': input_shape must be"),
+        (
+            lambda: FeatureConfig("f", TABLE, (None, 2), (None, 7)),
+            r"feature 'f': output_shape must be one of \[\(None, 3\)",
+        ),
+        (lambda: layers.EmbeddingCollection([]), "features must be FeatureConfigs"),
+        (
+            lambda: layers.EmbeddingCollection(
+                [FeatureConfig("a", TABLE), FeatureConfig("b", TableConfig("t", 2, 3))]
+            ),
+            "tables of one name must be alike",
+        ),
+        (
+            lambda: layers.EmbeddingCollection(
+                [FeatureConfig("a", TABLE, (None, 2), (None, 2, DIM))], concatenate=True
+            ),
+            "concatenate must be False where",
+        ),
+    ],
+)
+def test_bad_configs(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("module", [config, collection])
+def test_docstrings(module):
+    names = {n: getattr(layers, n) for n in layers.__all__} | {"tf": tf}
+    result = doctest.testmod(module, extraglobs=names)
+    assert result.attempted and result.failed == 0

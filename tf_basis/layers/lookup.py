@@ -1,0 +1,194 @@
+"""From the inputs of a feature to ids in one row, and from their vectors back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_basis.layers.config import FeatureConfig
+
+
+class Ids(NamedTuple):
+    """The ids of a feature, one after the other.
+
+    Attributes:
+      values: int, shape [M].
+      examples: the example of each id, int64, shape [M], ascending; None where ids are
+        not combined, or each example has the same number of them.
+      weights: float32, shape [M], or None.
+      shape: of the ids, as a tensor; of examples and their ids with `examples` None.
+    """
+
+    values: tf.Tensor
+    examples: tf.Tensor | None
+    weights: tf.Tensor | None
+    shape: tf.Tensor
+
+
+def ids_of(feature: FeatureConfig, ids: Any, weights: Any, mask: Any) -> Ids:
+    """Checks what a feature is given, and takes it apart.
+
+    Raises:
+      ValueError: the kind, type or rank of ids, weights or mask is wrong.
+      tf.errors.InvalidArgumentError: when it runs: an id is outside of the table, a
+        weight is not finite, or they are of different shapes.
+    """
+    kind = _kind_of(ids)
+    if kind == "dense":
+        ids = tf.convert_to_tensor(ids)
+    if not ids.dtype.is_integer:
+        raise ValueError(f"{_of(feature)} must be integers, received {ids.dtype.name}")
+    rank = len(feature.input_shape)
+    if ids.shape.rank is not None and ids.shape.rank != rank:
+        raise ValueError(
+            f"{_of(feature)} must have the shape {feature.input_shape}, received "
+            f"{ids.shape}"
+        )
+    if weights is not None:
+        weights = _weights(feature, kind, ids, weights)
+    if kind != "dense":
+        if mask is not None or not feature.combined or rank != 2:
+            what = "a mask" if mask is not None else f"shape {feature.input_shape}"
+            raise ValueError(
+                f"{_of(feature)} must be dense with {what}, received a {kind} tensor"
+            )
+        ragged = kind == "ragged"
+        examples = ids.value_rowids() if ragged else ids.indices[:, 0]
+        count = ids.nrows() if ragged else ids.dense_shape[0]
+        found = Ids(ids.values, tf.cast(examples, tf.int64), weights, count[None])
+    elif mask is not None and feature.combined:
+        found = _unmasked(feature, ids, weights, mask)
+    else:
+        flat = None if weights is None else tf.reshape(weights, [-1])
+        found = Ids(tf.reshape(ids, [-1]), None, flat, tf.shape(ids))
+    return _checked(feature, found)
+
+
+def combine(feature: FeatureConfig, ids: Ids, vectors: tf.Tensor) -> tf.Tensor:
+    """The output of a feature from the vectors of its ids, shape [M, d]."""
+    dim = feature.table.embedding_dim
+    weights = ids.weights
+    if weights is not None:
+        weights = tf.cast(weights, vectors.dtype)[:, None]
+        vectors *= weights
+    elif ids.examples is not None and feature.table.combiner != "sum":
+        weights = tf.ones_like(vectors[:, :1])
+    if not feature.combined:
+        return tf.reshape(vectors, tf.concat([ids.shape, [dim]], 0))
+    if ids.examples is None:
+        lead, count = ids.shape[:-1], ids.shape[-1]
+
+        def total(x: tf.Tensor) -> tf.Tensor:
+            width = x.shape[1]
+            parts = tf.reshape(x, tf.concat([lead, [count, width]], 0))
+            return tf.reduce_sum(parts, axis=-2)
+
+    else:
+        examples = ids.examples
+
+        def total(x: tf.Tensor) -> tf.Tensor:
+            return tf.math.unsorted_segment_sum(x, examples, ids.shape[0])
+
+    result = total(vectors)
+    if feature.table.combiner == "sum":
+        return result
+    if weights is None:  # as many ids for each example
+        number = tf.cast(ids.shape[-1], vectors.dtype)
+        mean = feature.table.combiner == "mean"
+        return tf.math.divide_no_nan(result, number if mean else tf.sqrt(number))
+    if feature.table.combiner == "mean":
+        return tf.math.divide_no_nan(result, total(weights))
+    return tf.math.divide_no_nan(result, tf.sqrt(total(tf.square(weights))))
+
+
+def _kind_of(ids: Any) -> str:
+    if isinstance(ids, tf.RaggedTensor):
+        return "ragged"
+    return "sparse" if isinstance(ids, tf.SparseTensor) else "dense"
+
+
+def _of(feature: FeatureConfig) -> str:
+    return f"feature '{feature.name}': ids"
+
+
+def _weights(feature: FeatureConfig, kind: str, ids: Any, weights: Any) -> tf.Tensor:
+    """Of the shape of the ids: dense as they are, else the values alone."""
+    if not feature.combined and kind == "dense":
+        raise ValueError(
+            f"feature '{feature.name}': weights must be None where ids are not "
+            f"combined, received {weights!r}"
+        )
+    if _kind_of(weights) != kind:
+        raise ValueError(
+            f"feature '{feature.name}': weights must be {kind} as its ids are, "
+            f"received {weights!r}"
+        )
+    if kind == "dense":
+        weights = tf.convert_to_tensor(weights)
+        if not weights.shape.is_compatible_with(ids.shape):
+            raise ValueError(
+                f"feature '{feature.name}': weights must have the shape {ids.shape} of "
+                f"its ids, received {weights.shape}"
+            )
+        ours, theirs = tf.shape(weights), tf.shape(ids)
+    elif kind == "ragged":
+        ours, theirs = weights.row_splits, ids.row_splits
+        weights = weights.values
+    else:
+        ours, theirs = weights.indices, ids.indices
+        weights = weights.values
+    if not weights.dtype.is_floating:
+        weights = tf.cast(weights, tf.float32)
+    same = tf.reduce_all(tf.equal(tf.shape(ours), tf.shape(theirs)))
+    alike = tf.cond(
+        same, lambda: tf.reduce_all(tf.equal(ours, theirs)), lambda: tf.constant(False)
+    )
+    words = f"feature '{feature.name}': weights must be where its ids are"
+    with tf.control_dependencies([_assert(alike, [words])]):
+        return tf.identity(weights)
+
+
+def _unmasked(feature: FeatureConfig, ids, weights, mask) -> Ids:
+    """Ids where the mask is set; the others are not looked up, nor updated."""
+    mask = tf.convert_to_tensor(mask)
+    if mask.dtype != tf.bool or not mask.shape.is_compatible_with(ids.shape):
+        raise ValueError(
+            f"feature '{feature.name}': mask must be boolean, of the shape {ids.shape} "
+            f"of its ids, received {mask.dtype.name} {mask.shape}"
+        )
+    if len(feature.input_shape) != 2:
+        raise ValueError(
+            f"feature '{feature.name}': mask must be None with the input_shape "
+            f"{feature.input_shape}, received {mask!r}"
+        )
+    places = tf.where(mask)
+    chosen = None if weights is None else tf.gather_nd(weights, places)
+    count = tf.shape(ids, tf.int64)[:1]
+    return Ids(tf.gather_nd(ids, places), places[:, 0], chosen, count)
+
+
+def _checked(feature: FeatureConfig, ids: Ids) -> Ids:
+    size = tf.constant(feature.table.vocabulary_size, ids.values.dtype)
+    outside = (ids.values < 0) | (ids.values >= size)
+    checks = [
+        _assert(
+            tf.logical_not(tf.reduce_any(outside)),
+            [
+                f"{_of(feature)} must be in [0, {feature.table.vocabulary_size}), "
+                "received",
+                tf.boolean_mask(ids.values, outside)[:8],
+            ],
+        )
+    ]
+    if ids.weights is not None:
+        finite = tf.reduce_all(tf.math.is_finite(ids.weights))
+        words = f"feature '{feature.name}': weights must be finite, received"
+        checks.append(_assert(finite, [words, ids.weights]))
+    with tf.control_dependencies([c for c in checks if c is not None]):
+        return ids._replace(values=tf.identity(ids.values))
+
+
+def _assert(condition: tf.Tensor, words: list) -> Any:
+    made = tf.debugging.Assert(condition, words, summarize=8)
+    return tf.no_op() if made is None else made
