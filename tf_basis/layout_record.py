@@ -25,7 +25,14 @@ MIGRATED = (
     "energy_dtype",
 )
 # What does not matter where every row owns its bucket.
-_OF_SHARING = ("hashing", "hash_version", "seed", "domains", "exclusive_rows")
+_OF_SHARING = (
+    "exclusive_rows",
+    "owner_list",
+    "hashing",
+    "hash_version",
+    "seed",
+    "domains",
+)
 
 
 def record_of(layout: TableLayout) -> Record:

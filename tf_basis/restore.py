@@ -105,6 +105,8 @@ def restore_optimizer(
         variable.assign(read(entry))
     for variable, value in moved:
         variable.assign(value)
+    for part, _ in export_manifest.tables_of(optimizer):
+        part._update_fingerprint()
 
 
 def _require(what: str, ours: Any, theirs: Any, directory: Path) -> None:

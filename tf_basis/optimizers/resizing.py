@@ -122,6 +122,7 @@ class ResizingMixin:
             values = tf.constant(moments.to_format(energies, energy.dtype))
             energy.scatter_update(tf.IndexedSlices(values, tf.constant(rows)))
         self._basis.layouts[key] = new
+        self._update_fingerprint()
 
     def _moved(
         self, old: TableLayout, new: TableLayout, state: moments.State, step: int
