@@ -4,8 +4,10 @@ from tf_basis import distributed, hashing, layers
 from tf_basis._version import __version__
 from tf_basis.callbacks import GrowBuckets, retrace
 from tf_basis.distributed import OneBitAdam
+from tf_basis.export import export_saved_model
 from tf_basis.optimizers import BasisAdagrad, BasisAdam, BasisSGD
 from tf_basis.planning import plan
+from tf_basis.restore import restore_optimizer
 
 __all__ = [
     "BasisAdagrad",
@@ -15,8 +17,10 @@ __all__ = [
     "OneBitAdam",
     "__version__",
     "distributed",
+    "export_saved_model",
     "hashing",
     "layers",
     "plan",
+    "restore_optimizer",
     "retrace",
 ]

@@ -105,19 +105,21 @@ def bucket_pairs(
 
     Yields chunks of (bucket - owners, old bucket, rows), ascending in both. A row with
     two buckets passes each on to the one of the same hash, or half of each to one
-    that both hashes give.
+    that both hashes give, or that it alone has; one bucket is passed on to both.
     """
     for first, last in chunks(new.n_rows, dim):
         rows = np.arange(first, last, dtype=np.int64)
         targets, sources = buckets_of(new, rows), buckets_of(old, rows)
+        hashes = max(targets.shape[1], sources.shape[1])
         both = targets[:, 0] == targets[:, -1]  # all rows, with one bucket a row
-        codes, halves = [], []
-        for h in range(targets.shape[1]):
-            shares = targets[:, h] >= new.owners
-            base = (targets[shares, h] - new.owners) * old.num_buckets
-            codes.append(base + sources[shares, h])
-            halves.append(np.where(both[shares], 1, targets.shape[1]))
+        codes, parts = [], []
+        for h in range(hashes):
+            target, source = (t[:, min(h, t.shape[1] - 1)] for t in (targets, sources))
+            shares = target >= new.owners
+            base = (target[shares] - new.owners) * old.num_buckets
+            codes.append(base + source[shares])
+            parts.append(np.where(both[shares], 1, hashes))
         codes, position = np.unique(np.concatenate(codes), return_inverse=True)
         if len(codes):
-            weight = np.bincount(position, np.concatenate(halves))
-            yield *np.divmod(codes, old.num_buckets), weight / targets.shape[1]
+            weight = np.bincount(position, np.concatenate(parts))
+            yield *np.divmod(codes, old.num_buckets), weight / hashes

@@ -81,7 +81,7 @@ def _splits(old: TableLayout, new: TableLayout) -> bool:
         and 0 < before <= after
         and after % before == 0
         and (a.owners, a.owner_rows) == (b.owners, b.owner_rows)
-        and a.domains == b.domains
+        and (a.domains, a.hashing, a.seed) == (b.domains, b.hashing, b.seed)
     )
 
 

@@ -24,6 +24,7 @@ if keras.backend.backend() != "tensorflow":  # set in keras.json
 
 from tf_basis.adapters import arguments  # noqa: E402
 from tf_basis.adapters.keras3_sparse import (  # noqa: E402
+    CheckedVariable,
     RowsVariable,
     check_rows_in_loss_scaling,
     divisible,
@@ -110,6 +111,15 @@ class OptimizerAdapter(Optimizer):
                 name=_slot_name(reference, name),
             )
         return tensorflow_variable(slot)
+
+    def _add_checked(self, name, values, check) -> tf.Variable:
+        with keras.name_scope(self.name, caller=self):
+            variable = CheckedVariable(
+                values, dtype="int64", trainable=False, name=name
+            )
+        variable.check = check
+        self._track_variable(variable)
+        return tensorflow_variable(variable)
 
     def _add_rows(self, reference, name, row_shape, dtype) -> tf.Variable:
         with (

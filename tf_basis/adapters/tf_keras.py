@@ -94,6 +94,19 @@ class OptimizerAdapter(Optimizer):
         self._variables.append(slot)
         return slot
 
+    def _add_checked(self, name, values, check) -> tf.Variable:
+        with tf.init_scope():
+            variable = tf.Variable(values, trainable=False, name=name)
+        restore = variable._restore_from_tensors
+
+        def checked(restored_tensors: dict):
+            check(*restored_tensors.values())
+            return restore(restored_tensors)
+
+        variable._restore_from_tensors = checked
+        self._variables.append(variable)
+        return variable
+
     def _add_rows(self, reference, name, row_shape, dtype) -> tf.Variable:
         colocate = self._distribution_strategy.extended.colocate_vars_with
         with tf.init_scope(), colocate(reference):

@@ -13,6 +13,7 @@ from tf_basis.ops import dispatch
 from tf_basis.optimizers import selection, setting_checks
 from tf_basis.optimizers.accumulation import AccumulationMixin
 from tf_basis.optimizers.averaging import AveragingMixin
+from tf_basis.optimizers.fingerprint import FingerprintMixin
 from tf_basis.optimizers.growing import GrowthMixin
 from tf_basis.optimizers.inspection import InspectionMixin
 from tf_basis.optimizers.saving import SavingMixin
@@ -37,10 +38,16 @@ class _Built:
         self.settings: dict[str, Mapping[str, Any]] = {}
         self.growth: dict[str, growth.Record] = {}
         self.frequency_lengths: dict[str | None, int] = {}
+        self.fingerprint: tf.Variable | None = None
 
 
 class BasisOptimizerMixin(
-    AccumulationMixin, AveragingMixin, GrowthMixin, InspectionMixin, SavingMixin
+    AccumulationMixin,
+    AveragingMixin,
+    FingerprintMixin,
+    GrowthMixin,
+    InspectionMixin,
+    SavingMixin,
 ):
     """Selects the tables, makes their slots, and routes each gradient.
 
@@ -109,6 +116,7 @@ class BasisOptimizerMixin(
             setting_checks.warn_of_large_variables(variables, self.min_rows, path_of)
         # All layouts first: a setting that does not fit leaves nothing half built.
         built.layouts = dict(zip(map(self._var_key, chosen), self._layouts(chosen)))
+        self._add_fingerprint()
         delegated = []
         for variable in variables:
             key = self._var_key(variable)

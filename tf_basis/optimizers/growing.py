@@ -99,6 +99,7 @@ class GrowthMixin(ResizingMixin):
             if key in by_key:
                 by_key[new_key] = by_key.pop(key)
         built.paths[new_key], built.variables[new_key] = path, new_variable
+        self._update_fingerprint()
         if table and num_buckets is not None:
             self.resize(new_variable, num_buckets=num_buckets)
 

@@ -114,7 +114,6 @@ class ResizingMixin:
 
     def _move(self, key, variable, old: TableLayout, new: TableLayout) -> None:
         """Moves the state of a table into slots for another layout."""
-        rule, specs = self._bucket_rule(decay=False), self._table_slots(new)
         a, b = old.mapping, new.mapping
         other_owners = (a.owners, a.owner_rows) != (b.owners, b.owner_rows)
         state = {
@@ -122,23 +121,31 @@ class ResizingMixin:
             for name, slot in self._basis.slots[key].items()
             if name not in moments.OF_ROWS or (name == "row_energy" and other_owners)
         }
-        fresh = {
-            name: np.full(shape, start, _plain(dtype))
-            for name, (shape, dtype, start) in specs.items()
-            if name not in moments.OF_ROWS
-        }
         step = int(tf.convert_to_tensor(self.iterations))
-        moved, (rows, energies) = transfer.move_buckets(
-            old, new, rule, state, fresh, step
-        )
-        for name in moved:
-            moved[name] = moments.to_format(moved[name], specs[name][1])
-        set_slots(self, key, variable, specs, moved)
+        moved, (rows, energies) = self._moved(old, new, state, step)
+        set_slots(self, key, variable, self._table_slots(new), moved)
         if len(rows):
             energy = self._basis.slots[key]["row_energy"]
             values = tf.constant(moments.to_format(energies, energy.dtype))
             energy.scatter_update(tf.IndexedSlices(values, tf.constant(rows)))
         self._basis.layouts[key] = new
+        self._update_fingerprint()
+
+    def _moved(
+        self, old: TableLayout, new: TableLayout, state: moments.State, step: int
+    ) -> tuple[moments.State, tuple[np.ndarray, np.ndarray]]:
+        """`transfer.move_buckets`, buckets in the formats of `new`."""
+        specs = self._table_slots(new)
+        fresh = {
+            name: np.full(shape, start, _plain(dtype))
+            for name, (shape, dtype, start) in specs.items()
+            if name not in moments.OF_ROWS
+        }
+        rule = self._bucket_rule(decay=False)
+        moved, energies = transfer.move_buckets(old, new, rule, state, fresh, step)
+        for name in moved:
+            moved[name] = moments.to_format(moved[name], specs[name][1])
+        return moved, energies
 
 
 def numbers_of(slot: Any) -> np.ndarray:

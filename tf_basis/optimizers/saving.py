@@ -79,6 +79,9 @@ class SavingMixin:
                 f"the shapes {[tuple(e) for e in expected]}, the state {received}"
             )
         for variable, value in zip(variables, values):
+            if self._keras.tensorflow_variable(variable) is self._basis.fingerprint:
+                self._check_fingerprint(np.asarray(value))
+        for variable, value in zip(variables, values):
             value = np.asarray(value)
             if value.dtype.kind == "V":  # what HDF5 makes of bfloat16
                 value = value.view(tf.bfloat16.as_numpy_dtype)
