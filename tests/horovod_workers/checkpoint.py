@@ -9,12 +9,13 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from horovod_nursery import started
-from horovod_pairs import digest, model_of, shared_state
+from horovod_pairs import digest, model_of
 from horovod_rank import error_of
 
 import tf_basis
 from tf_basis import distributed
-from tf_basis.distributed import residuals
+from tf_basis.distributed import callbacks, residuals
+from tf_basis.distributed.broadcast import native
 
 keras = tf.keras
 TINY = distributed.Policy([("normalization", 16, 3)], min_elements=0)
@@ -65,9 +66,12 @@ def locals_of(model):
 
 
 def summary(model):
+    local = {id(s.variable) for s in residuals.local_state(model.optimizer)}
+    everything = map(native, callbacks.optimizer_variables(model.optimizer))
+    shared = [v for v in everything if id(v) not in local]
     return {
         "weights": digest(*[w.numpy() for w in model.weights]),
-        "state": digest(*shared_state(model.optimizer)),
+        "state": digest(*[v.numpy() for v in shared]),
         "local": digest(*locals_of(model)),
     }
 
@@ -80,10 +84,10 @@ def chain(directory, steps, every, kind="pair"):
     step = stepper(model)
     for number in range(begin, steps):
         step(*batch(number))
-        if number == begin:
-            started()
         if (number + 1) % every == 0:
             distributed.save_checkpoint(directory, model, number + 1, keep=2)
+        if number == begin + every:  # there is something to go on with
+            started()
     return {**summary(model), "begin": begin}
 
 
