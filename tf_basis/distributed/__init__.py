@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from tf_basis.adapters import flavor
-from tf_basis.distributed import callbacks, onebit_adam
+from tf_basis.distributed import callbacks, checkpoint_callback, onebit_adam
 from tf_basis.distributed.batches import any_rank, even_batches
 from tf_basis.distributed.broadcast import broadcast_variables
 from tf_basis.distributed.callbacks import (
@@ -16,25 +16,40 @@ from tf_basis.distributed.callbacks import (
     LearningRateWarmupCallback,
     MetricAverageCallback,
 )
+from tf_basis.distributed.checkpoint import (
+    CheckpointInfo,
+    restore_checkpoint,
+    save_checkpoint,
+)
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.exchange import OneBitExchange
 from tf_basis.distributed.metrics import average_metrics
 from tf_basis.distributed.optimizer import DistributedOptimizer
 from tf_basis.distributed.policy import NORMALIZATION_EVERY_10, Policy, Rule
+from tf_basis.distributed.snapshot import DamagedCheckpointError
 from tf_basis.distributed.tape import DistributedGradientTape
 
 
 def for_flavor(name: str) -> SimpleNamespace:
     """The classes that differ between `"keras3"` and `"tf_keras"`."""
     own = vars(callbacks.for_flavor(name))
-    return SimpleNamespace(OneBitAdam=onebit_adam.define(name), **own)
+    return SimpleNamespace(
+        OneBitAdam=onebit_adam.define(name),
+        CheckpointCallback=checkpoint_callback.define(name),
+        **own,
+    )
 
 
-OneBitAdam = for_flavor(flavor.active()).OneBitAdam
+_active = for_flavor(flavor.active())
+CheckpointCallback = _active.CheckpointCallback
+OneBitAdam = _active.OneBitAdam
 
 __all__ = [
     "NORMALIZATION_EVERY_10",
     "BroadcastCallback",
+    "CheckpointCallback",
+    "CheckpointInfo",
+    "DamagedCheckpointError",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "LearningRateWarmupCallback",
@@ -49,4 +64,6 @@ __all__ = [
     "broadcast_variables",
     "even_batches",
     "for_flavor",
+    "restore_checkpoint",
+    "save_checkpoint",
 ]

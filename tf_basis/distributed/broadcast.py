@@ -81,13 +81,19 @@ def path_of(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name.split(":")[0]
 
 
+def name_of(variable: Any) -> str:
+    """Its path without the numbers that depend on what a process made before.
+
+    Numbers at the end of a name count layers and optimizers, and one rank, or the
+    process that goes on with a checkpoint, may have made more.
+    """
+    return re.sub(r"_\d+(?=[/_]|$)", "", path_of(variable))
+
+
 def _entry(variable: Any) -> str:
-    # Numbers at the end of a name depend on how many layers were made before, and
-    # one rank may have made more.
-    path = re.sub(r"_\d+(?=[/_]|$)", "", path_of(variable))
     plain = native(variable)
     shape = tuple(tf.shape(plain).numpy().tolist())
-    return f"'{path}' {shape} {plain.dtype.name}"
+    return f"'{name_of(variable)}' {shape} {plain.dtype.name}"
 
 
 def _send(world: World, variables: list[tf.Variable], root_rank: int) -> None:

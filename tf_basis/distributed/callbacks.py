@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +11,7 @@ from tf_basis.adapters import flavor, keras_modules
 from tf_basis.distributed import watch
 from tf_basis.distributed.broadcast import broadcast_variables, native
 from tf_basis.distributed.metrics import average_metrics
+from tf_basis.distributed.residuals import local_state, nested_optimizers
 from tf_basis.distributed.world import World, unique_name
 
 
@@ -20,8 +20,8 @@ class BroadcastCallbackMixin:
 
     With equal starts and equal gradients all ranks stay equal. What is sent: all
     variables of the model, states of random seeds included, and all of the optimizer
-    and of those inside it. What is not: `residual_variables` of optimizers, which are
-    the state of one rank.
+    and of those inside it. What is not: `residual_variables` of optimizers and
+    gradients being accumulated, which are the state of one rank.
 
     Sent at the start of the first epoch of each `fit`, when callbacks that restore
     something have done so. A model that has no variables before it sees data (a
@@ -72,7 +72,7 @@ class BroadcastCallbackMixin:
         # Together: all ranks must send at the same time.
         name = unique_name("built")
         with watch.watched(world, name, self.timeout):
-            built = world.objects(_is_built(self.model), name)
+            built = world.objects(is_built(self.model), name)
         if all(built):
             self._broadcast()
         else:
@@ -87,13 +87,9 @@ class BroadcastCallbackMixin:
 
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer
-        _build(optimizer, self.model)
-        variables, local = list(self.model.variables), set()
-        for each in nested_optimizers(optimizer):
-            own = each.variables
-            variables += own() if callable(own) else own
-            variables += _unlisted(each)
-            local |= {id(native(v)) for v in getattr(each, "residual_variables", ())}
+        build(optimizer, self.model)
+        variables = [*self.model.variables, *optimizer_variables(optimizer)]
+        local = {id(state.variable) for state in local_state(optimizer)}
         broadcast_variables(
             [v for v in variables if id(native(v)) not in local],
             self.root_rank,
@@ -263,20 +259,6 @@ class LearningRateWarmupCallbackMixin:
             print(f"\nEpoch {epoch + 1}: the learning rate is warm at {rate:g}.")
 
 
-def nested_optimizers(optimizer: Any) -> Iterator[Any]:
-    """An optimizer and those inside it, each once, outer ones first."""
-    yield optimizer
-    inside = [
-        getattr(optimizer, "inner_optimizer", None),  # LossScaleOptimizer
-        getattr(optimizer, "dense_optimizer", None),  # ours
-    ]
-    several = getattr(optimizer, "optimizers", None)  # MultiOptimizer
-    inside += several if isinstance(several, (list, tuple)) else []
-    for each in inside:
-        if each is not None:
-            yield from nested_optimizers(each)
-
-
 def _rates_of(optimizer: Any) -> tuple[str | None, list[tuple[Any, float]]]:
     """Variables of learning rates, and their ratios to the first; or what is wrong."""
     rates = []
@@ -299,15 +281,26 @@ def _rates_of(optimizer: Any) -> tuple[str | None, list[tuple[Any, float]]]:
     return None, [(rate, value / first) for rate, value in rates]
 
 
-def _is_built(model: Any) -> bool:
+def is_built(model: Any) -> bool:
     """Whether the model has all its variables: tf_keras makes some with first data."""
     return all(layer.built for layer in model._flatten_layers())
 
 
-def _build(optimizer: Any, model: Any) -> None:
+def build(optimizer: Any, model: Any) -> None:
+    """Makes the optimizer's variables; all ranks must do so at the same time."""
     if not getattr(optimizer, "built", False):
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
+
+
+def optimizer_variables(optimizer: Any) -> list:
+    """The variables of an optimizer and of those inside it, some of them twice."""
+    variables = []
+    for each in nested_optimizers(optimizer):
+        own = each.variables
+        variables += own() if callable(own) else own
+        variables += _unlisted(each)
+    return variables
 
 
 def _unlisted(optimizer: Any) -> list:
