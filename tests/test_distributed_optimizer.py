@@ -143,3 +143,10 @@ def test_a_saved_model_brings_the_wrapping_back(checks):
         assert result["config"]
         assert result["same"]
         assert result["goes_on"]
+
+
+def test_a_caught_error_ends_no_job(checks):
+    for result in checks["a_caught_error_ends_no_job"]:
+        assert "They differ for" in result["error"]
+        assert "b_kernel" in result["error"] and "a_kernel" not in result["error"]
+        assert result["steps"] >= 2

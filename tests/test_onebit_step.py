@@ -46,14 +46,18 @@ def test_pieces_equal_the_whole(backend, bits, sizes, rng):
 
 @widths
 @pytest.mark.parametrize("elements, block", [(0, 8), (1, 8), (77, 24), (5000, 2048)])
-def test_momentum(backend, bits, elements, block, rng):
-    """The bits are those of the mix, made first."""
+@pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
+def test_momentum(backend, bits, elements, block, function, rng):
+    """The bits are those of the mix, made first; graphs must not add otherwise."""
     before, m, g = rng.normal(size=(3, elements)).astype(np.float32)
     residual, momentum = variable(before), variable(m)
     beta = np.float32(0.9), np.float32(1 - 0.9)
-    message, _ = quantize(
-        residual, g, bits=bits, block=block, momentum=momentum, beta=0.9
-    )
+
+    def call(g):
+        form = {"bits": bits, "block": block}
+        return quantize(residual, g, momentum=momentum, beta=0.9, **form)
+
+    message, _ = (tf.function(call) if function else call)(tf.constant(g))
     u = (beta[0] * m + beta[1] * g) + before
     q, wanted = reference.quantize(u, bits, block)
     assert message.numpy().tobytes() == wanted

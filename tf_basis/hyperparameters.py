@@ -57,7 +57,10 @@ def integer(words: str, accepts: Callable[[int], bool], optional: bool = False) 
 
 def choice(*names: str | None) -> Rule:
     """One of a few names."""
-    return Rule(f"one of {', '.join(map(repr, names))}", lambda v: v in names)
+    return Rule(
+        f"one of {', '.join(map(repr, names))}",
+        lambda v: v in names and not isinstance(v, bool),
+    )
 
 
 # Where there must be a number of buckets; as an optimizer's argument it is optional.

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import time
 from pathlib import Path
 
 import horovod.tensorflow as hvd
@@ -426,3 +427,19 @@ def saving():
         "goes_on": digest(*[w.numpy() for w in model.weights])
         == digest(*[w.numpy() for w in loaded.weights]),
     }
+
+
+@check
+def a_caught_error_ends_no_job():
+    """A step that raises on all ranks leaves nothing that waits."""
+    first, second = (new(np.ones((40, 40), "f"), n) for n in ("a_kernel", "b_kernel"))
+    optimizer = distributed.OneBitAdam(0.1, warmup_steps=1, timeout=2.0)
+    optimizer.build([first, second])
+    apply = applier(optimizer, [first, second])
+    g = tf.ones((40, 40))
+    apply(g, g)
+    one = applier(optimizer, [first])
+    error = error_of(one if hvd.rank() == 1 else apply, *[g, g][: 2 - hvd.rank()])
+    time.sleep(4)
+    apply(g, g)
+    return {"error": error, "steps": int(optimizer.iterations.numpy())}

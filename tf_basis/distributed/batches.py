@@ -7,11 +7,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_basis import hyperparameters
+from tf_basis.distributed import watch
 from tf_basis.distributed.world import World, unique_name
 
 
 def even_batches(
-    dataset: tf.data.Dataset, *, process_set: Any = None
+    dataset: tf.data.Dataset,
+    *,
+    process_set: Any = None,
+    timeout: float | None = watch.DEFAULT_TIMEOUT,
 ) -> tf.data.Dataset:
     r"""Gives all ranks the same number of steps, and every example the same weight.
 
@@ -30,6 +35,8 @@ def even_batches(
       dataset: batches of (x, y) or (x, y, sample_weight), the examples along the first
         axis.
       process_set: a Horovod process set with this rank. Default: all ranks.
+      timeout: seconds until a rank that waits for others ends the job. Default 600;
+        None: for ever.
 
     Returns:
       Batches of (x, y, sample_weight), with float32 weights of shape [n].
@@ -44,6 +51,7 @@ def even_batches(
     >>> [w.numpy().tolist() for _, _, w in even_batches(data)]
     [[1.0, 1.0]]
     """
+    hyperparameters.check("timeout", timeout, watch.TIMEOUT_RULE)
     world = World(process_set)
     if not isinstance(dataset, tf.data.Dataset):
         raise ValueError(f"dataset must be a tf.data.Dataset, received {dataset!r}")
@@ -59,7 +67,9 @@ def even_batches(
             for n in dataset.map(lambda *batch: _length(batch)).as_numpy_iterator()
         ]
     mine = (fits, _described(structure), sizes)
-    everyone = world.objects(mine, unique_name("batches"))
+    name = unique_name("batches")
+    with watch.watched(world, name, timeout):
+        everyone = world.objects(mine, name)
     for rank, (good, theirs, batches) in enumerate(everyone):
         if not good or not batches:
             raise ValueError(
@@ -85,7 +95,11 @@ def even_batches(
     return tf.data.Dataset.zip((endless, weights)).map(_weighted)
 
 
-def any_rank(flag: Any, world: World | None = None) -> bool:
+def any_rank(
+    flag: Any,
+    world: World | None = None,
+    timeout: float | None = watch.DEFAULT_TIMEOUT,
+) -> bool:
     """Whether `flag` holds on some rank; call it on all ranks, outside graphs.
 
     For loops of your own in which ranks may run out of data: a rank without any goes on
@@ -94,6 +108,7 @@ def any_rank(flag: Any, world: World | None = None) -> bool:
     Args:
       flag: a boolean.
       world: the ranks. Default: all.
+      timeout: see `even_batches`.
 
     Raises:
       ValueError: it is none.
@@ -105,7 +120,9 @@ def any_rank(flag: Any, world: World | None = None) -> bool:
     """
     if np.ndim(flag) != 0:
         raise ValueError(f"flag must be True or False, received {flag!r}")
-    return any((world or World()).objects(bool(flag), unique_name("any_rank")))
+    world, name = world or World(), unique_name("any_rank")
+    with watch.watched(world, name, timeout):
+        return any(world.objects(bool(flag), name))
 
 
 def _has_examples(spec: Any) -> bool:

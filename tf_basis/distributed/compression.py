@@ -166,6 +166,11 @@ class OneBitCompression:
         # the same when that is traced again, on every rank. Horovod calls from inside
         # a condition, which has a graph of its own. The function is the innermost one:
         # TensorFlow traces one that has made variables again, within the same outer.
+        if tf.executing_eagerly():
+            raise ValueError(
+                "OneBitCompression must be used inside a tf.function: its residuals "
+                "belong to the order of the calls there, received an eager tensor"
+            )
         graph = tf.compat.v1.get_default_graph()
         while type(graph).__name__ in _GRAPHS_OF_CONTROL_FLOW:
             graph = graph.outer_graph

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_basis.distributed import quantize, rows
+from tf_basis.distributed.watch import Watch
 from tf_basis.distributed.world import World
 
 
@@ -19,7 +19,7 @@ class Control(NamedTuple):
       go: whether the step is taken: every gradient is finite, some rank has data.
       factor: by what this rank multiplies its gradients so that the plain mean over
         ranks is the mean weighted by `weight`; float32, 1 where weights are equal.
-      rows: int64, shape [ranks, tables].
+      rows: of IndexedSlices, int64, shape [ranks, variables]; below 0 for others.
       extras: float64, shape [ranks, extras].
     """
 
@@ -29,13 +29,18 @@ class Control(NamedTuple):
     extras: tf.Tensor
 
 
+# What stands for a gradient where IndexedSlices have the number of their rows.
+_DENSE, _NONE = -1, -2
+
+
 def exchange(
     world: World,
     name: str,
+    paths: Sequence[str],
+    kinds: Sequence[Any],
     unusable: tf.Tensor,
+    watch: Watch,
     weight: Any = 1.0,
-    pattern: Sequence[str] = (),
-    row_counts: Sequence[tf.Tensor] = (),
     extras: Sequence[tf.Tensor] = (),
 ) -> Control:
     """Tells all ranks what this one has; call it on all ranks.
@@ -43,35 +48,40 @@ def exchange(
     Args:
       world: the ranks.
       name: names the collective.
+      paths: of the variables; the same on all ranks.
+      kinds: of their gradients: the number of rows, `_DENSE` or `_NONE`.
       unusable: how many elements of this rank's gradients are not finite.
+      watch: of the ranks that do not come.
       weight: of this rank's gradients in the mean, such as its number of examples; 0
         where it has no data.
-      pattern: "path: kind of gradient" for each variable; must be equal on all ranks.
-      row_counts: how many rows of each table.
       extras: further numbers.
 
     Raises (all ranks, when the step runs):
-      tf.errors.InvalidArgumentError: the patterns differ; a weight is below 0.
+      tf.errors.InvalidArgumentError: the kinds differ, but for numbers of rows; a
+        weight is below 0.
     """
     weight = tf.cast(weight, tf.float64)
-    digest = float(zlib.crc32("\n".join(pattern).encode()))
-    mine = tf.stack(
-        [weight, tf.cast(unusable, tf.float64), tf.constant(digest, tf.float64)]
-        + [tf.cast(r, tf.float64) for r in row_counts]
-        + [tf.cast(e, tf.float64) for e in extras]
-    )
-    everyone = world.gather(mine[tf.newaxis], f"{name}/control")
-    everyone = tf.ensure_shape(everyone, [world.size, mine.shape[0]])
-    weights, digests = everyone[:, 0], everyone[:, 2]
+    numbers = [weight, unusable, *kinds, *extras]
+    mine = tf.stack([tf.cast(n, tf.float64) for n in numbers])
+    with tf.control_dependencies(watch.begin()):
+        everyone = world.gather(tf.identity(mine)[tf.newaxis], f"{name}/control")
+    with tf.control_dependencies(watch.end(everyone)):
+        everyone = tf.ensure_shape(tf.identity(everyone), [world.size, len(numbers)])
+    first = 2 + len(kinds)
+    weights, rows = everyone[:, 0], tf.cast(everyone[:, 2:first], tf.int64)
+    seen = tf.minimum(rows, 0)
+    differ = tf.reduce_any(tf.not_equal(seen, seen[0]), axis=0)
     checks = [
         tf.debugging.Assert(
-            tf.reduce_all(tf.equal(digests, digests[0])),
+            tf.logical_not(tf.reduce_any(differ)),
             [
                 "tf_basis: ranks have gradients of different kinds for their variables "
                 f"({name}): every rank must have a dense gradient, IndexedSlices or "
-                "none for the same variables. Checksum of each rank:",
-                digests,
-                f"here (rank {world.rank}): {'; '.join(pattern)}",
+                "none for the same variables. They differ for",
+                tf.boolean_mask(tf.constant(list(paths), tf.string), differ),
+                f"and are on each rank, of 0 to {world.size - 1} ({_DENSE}: dense, "
+                f"{_NONE}: none, 0 or more: rows):",
+                tf.boolean_mask(rows, differ, axis=1),
             ],
             summarize=64,
         ),
@@ -89,11 +99,10 @@ def exchange(
         total = tf.reduce_sum(weights)
         go = tf.equal(tf.reduce_sum(everyone[:, 1]), 0) & (total > 0)
     factor = tf.math.divide_no_nan(weight * world.size, total)
-    first = 3 + len(row_counts)
     return Control(
         go=go,
         factor=tf.cast(factor, tf.float32),
-        rows=tf.cast(everyone[:, 3:first], tf.int64),
+        rows=rows,
         extras=everyone[:, first:],
     )
 
@@ -103,50 +112,43 @@ def before_step(
     name: str,
     paths: Sequence[str],
     gradients: Sequence[Any],
-    start: Sequence[tf.Tensor],
+    watch: Watch,
     weight: Any = 1.0,
+    factor: float = 1.0,
     extras: Sequence[tf.Tensor] = (),
 ) -> tuple[list, Control]:
-    """Sums the rows of IndexedSlices, and tells all ranks of this rank's gradients.
+    """Sums and weighs this rank's gradients, and tells all ranks of them.
 
     Args:
       world: the ranks.
       name: names the collective.
       paths: of the variables; the same on all ranks.
       gradients: tensors, IndexedSlices or None, one for each variable.
-      start: what has to be done first.
+      watch: see `exchange`.
       weight: see `exchange`.
+      factor: by which gradients are multiplied, beside `Control.factor`.
       extras: see `exchange`.
 
     Returns:
-      The gradients, and what all ranks know.
+      The gradients, duplicate rows summed, times the factors; and what all ranks know.
     """
-    sliced = [isinstance(g, tf.IndexedSlices) for g in gradients]
-    gradients = [rows.summed(g) if s else g for g, s in zip(gradients, sliced)]
-    values = [g.values if s else g for g, s in zip(gradients, sliced)]
-    with tf.control_dependencies(start):
-        unusable = tf.add_n(
-            [tf.zeros([], tf.int64)]
-            + [
-                quantize.count_unusable(tf.cast(v, tf.float32))
-                for v in values
-                if v is not None
-            ]
-        )
+    gradients = [
+        rows.summed(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients
+    ]
+    unusable, kinds = [tf.zeros([], tf.int64)], []
+    for gradient in gradients:
+        if gradient is None:
+            kinds.append(_NONE)
+            continue
+        sliced = isinstance(gradient, tf.IndexedSlices)
+        values = gradient.values if sliced else gradient
+        kinds.append(tf.shape(values)[0] if sliced else _DENSE)
+        unusable.append(quantize.count_unusable(tf.cast(values, tf.float32)))
     told = exchange(
-        world,
-        name,
-        unusable,
-        weight=weight,
-        pattern=[
-            f"{path}: {'none' if g is None else 'IndexedSlices' if s else 'dense'}"
-            for path, g, s in zip(paths, gradients, sliced)
-        ],
-        # Of all variables, so that ranks that disagree send as many numbers.
-        row_counts=[tf.shape(v)[0] if s else 0 for v, s in zip(values, sliced)],
-        extras=extras,
+        world, name, paths, kinds, tf.add_n(unusable), watch, weight, extras
     )
-    return gradients, told
+    factor = told.factor * factor
+    return [g if g is None else scaled(g, factor) for g in gradients], told
 
 
 def scaled(gradient: Any, factor: tf.Tensor) -> Any:

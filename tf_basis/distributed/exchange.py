@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -159,8 +160,21 @@ class OneBitExchange:
 
     def _pieces(self, values: tf.Tensor | Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if not isinstance(values, (list, tuple)):
-            return [tf.ensure_shape(tf.cast(values, tf.float32), [self.elements])]
-        return [tf.cast(v, tf.float32) for v in values]
+            flat = _numbers(values)
+            if not flat.shape.is_compatible_with([self.elements]):
+                raise ValueError(
+                    f"values must have the shape [{self.elements}], received "
+                    f"{flat.shape}"
+                )
+            return [tf.ensure_shape(flat, [self.elements])]
+        pieces = [_numbers(v) for v in values]
+        sizes = [p.shape.num_elements() for p in pieces]
+        if None not in sizes and sum(sizes) != self.elements:
+            raise ValueError(
+                f"values must have {self.elements} elements in all, received "
+                f"{sum(sizes)} in {len(sizes)} tensors"
+            )
+        return pieces or [tf.zeros([0])]
 
     def _average(self, pieces: list[tf.Tensor], into: tf.Variable | None) -> tf.Tensor:
         message, form = self.message(pieces), {"bits": self.bits, "block": self.block}
@@ -224,6 +238,20 @@ class OneBitExchange:
         """Sets both residuals to zero: what they hold is lost."""
         for residual in (self.worker_error, self.server_error):
             residual.assign(tf.zeros_like(residual))
+
+
+def _numbers(value: Any) -> tf.Tensor:
+    """The value as float32."""
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        tensor = None
+    if tensor is None or not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise ValueError(
+            "values must be a tensor of numbers or a list of them, received "
+            f"{type(value).__name__}"
+        )
+    return tf.cast(tensor, tf.float32)
 
 
 def owned_elements(elements: int, block: int, ranks: int) -> list[int]:

@@ -70,6 +70,9 @@ class OneBitAdamMixin(OneBitRuleMixin):
     IndexedSlices travel as rows and are applied as dense gradients: leave large tables
     to `BasisAdam(dense_optimizer=OneBitAdam(...))`, inside `DistributedOptimizer`.
 
+    A variable without a gradient in a step keeps its value; its moments change as if
+    the gradient were 0, unlike those of Keras's Adam.
+
     Where a gradient is not finite on some rank, all ranks skip the step and count it.
     On one process nothing is exchanged, but momentum is quantised all the same.
 
@@ -197,6 +200,14 @@ class OneBitAdamMixin(OneBitRuleMixin):
         return [v for c in self._exchange.channels for v in c.residuals]
 
     @property
+    def step_weight(self) -> tf.Variable:
+        """The weight of this rank's gradients in the mean; 1 unless assigned.
+
+        Not read inside a `DistributedOptimizer`, which has one for all variables.
+        """
+        return self._built_exchange().weight
+
+    @property
     def skipped_steps(self) -> tf.Tensor:
         """Steps that all ranks skipped: some rank's gradients were not finite.
 
@@ -209,6 +220,27 @@ class OneBitAdamMixin(OneBitRuleMixin):
         """The last step of the warm-up, T; 0 while `"auto"` has not decided."""
         self._built_exchange()
         return self._frozen_at()
+
+    def check_process_set(self, process_set: Any) -> None:
+        """Raises ValueError unless it is the one given here, or none was given."""
+        mine = self._exchange.process_set
+        if mine is not None and mine is not process_set:
+            raise ValueError(
+                "process_set must be that of the OneBitAdam inside, received "
+                f"{process_set!r} and there {mine!r}"
+            )
+
+    def join(self, process_set: Any) -> None:
+        """Exchanges within this process set from now on; None: as it was."""
+        if process_set is None:
+            return
+        self.check_process_set(process_set)
+        if self._exchange.process_set is None and self._exchange.channels:
+            raise ValueError(
+                "process_set must be given before the optimizer is built, received "
+                f"{process_set!r}"
+            )
+        self._exchange.process_set = process_set
 
     def _built_exchange(self) -> _State:
         if not self._exchange.channels:
@@ -228,16 +260,20 @@ class OneBitAdamMixin(OneBitRuleMixin):
         state.shapes = [tuple(v.shape) for v in variables]
         policy = self.compression.policy
         ways = [policy.way(p, s) for p, s in zip(paths, state.shapes)]
-        control.agree(
-            world,
-            name,
-            [f"OneBitAdam {self._settings()}"]
-            + [
-                f"{p} {s} {v.dtype}, {w.bits} bits every {w.interval}"
-                for p, s, v, w in zip(paths, state.shapes, variables, ways)
-            ],
-        )
+        with watch.watched(world, f"{name}_agreement", self.timeout):
+            control.agree(
+                world,
+                name,
+                [f"OneBitAdam {self._settings()}"]
+                + [
+                    f"{p} {s} {v.dtype}, {w.bits} bits every {w.interval}"
+                    for p, s, v, w in zip(paths, state.shapes, variables, ways)
+                ],
+            )
         state.watch = watch.Watch(world, name, self.timeout)
+        with tf.init_scope():
+            # Rank-local and not state: saved nowhere.
+            state.weight = tf.Variable(1.0, trainable=False, name="step_weight")
         state.paths, state.variables = paths, list(variables)
         state.steps = self._add_state(f"{name}_steps", 1, tf.int64)
         state.skipped = self._add_state(f"{name}_skipped_steps", 1, tf.int64)
@@ -301,25 +337,27 @@ class OneBitAdamMixin(OneBitRuleMixin):
         if state.control is not None:
             self._step(given, state.control)
             return
-        with state.watch.waiting() as start:
-            given, told = control.before_step(
-                state.world,
-                state.name,
-                state.paths,
-                given,
-                start,
-                extras=self.control_numbers(),
-            )
+        given, told = control.before_step(
+            state.world,
+            state.name,
+            state.paths,
+            given,
+            state.watch,
+            state.weight,
+            extras=self.control_numbers(),
+        )
 
-            def go() -> tf.Tensor:
-                self._step(given, told)
-                return tf.constant(0)
+        def go() -> tf.Tensor:
+            self._step(given, told)
+            return tf.constant(0)
 
-            def skip() -> tf.Tensor:
-                state.skipped.assign_add([1])
-                return tf.constant(0)
+        def skip() -> tf.Tensor:
+            state.skipped.assign_add([1])
+            return tf.constant(0)
 
-            state.watch.finished(tf.cond(told.go, go, skip))
+        with tf.control_dependencies(state.watch.begin()):
+            done = tf.cond(told.go, go, skip)
+        state.watch.end(done)
 
     # ---- config ----------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -161,14 +162,19 @@ class DistributedMixin:
                 lambda: step(pairs, rest),
             )
 
-        def go() -> None:
-            if inner is None:
+        def go() -> tf.Tensor:
+            told = contextlib.nullcontext()
+            if inner is not None:
+                told = inner.told(self._told_to(state.reduction.control))
+            with told:
                 step(always, list(groups.items()))
-                return
-            with inner.told(self._told_to(state.reduction.control)):
-                step(always, list(groups.items()))
+            return tf.constant(0)
 
-        tf.cond(state.reduction.control.go, go, lambda: None)
+        begun = [] if inner is None else state.reducer.watch.begin()
+        with tf.control_dependencies(begun):
+            done = tf.cond(state.reduction.control.go, go, lambda: tf.constant(0))
+        if inner is not None:
+            state.reducer.watch.end(done)
 
     def _told_to(self, told: control.Control) -> control.Control:
         columns = self._distribution.left
@@ -278,6 +284,7 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
             f"{type(optimizer).__name__}({type(optimizer)._inner_class.__name__})"
         )
     if getattr(optimizer, "exchanges_for_itself", False):
+        optimizer.join(process_set)
         return optimizer
     if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "optimizers"):
         raise ValueError(
@@ -301,6 +308,9 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
     _copy_exclusions(optimizer, wrapped)
     if inner is not None:
         _copy_exclusions(inner, wrapped.dense_optimizer)
+    if _exchanging(optimizer) is not None:
+        _exchanging(optimizer).check_process_set(process_set)
+        wrapped.dense_optimizer.join(process_set)
     if adapter.built(optimizer):
         adapter.copy_state(optimizer, wrapped)
     return wrapped

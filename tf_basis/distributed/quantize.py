@@ -251,7 +251,10 @@ def _checked_clip_value(value: Any) -> float:
 def _elements_of(variable: Any, name: str) -> int:
     """The length of a variable that the ops take."""
     if not isinstance(variable, tf.Variable):
-        raise ValueError(f"{name} must be a tf.Variable, received {variable!r}")
+        raise ValueError(
+            f"{name} must be a tf.Variable, received {type(variable).__name__} of "
+            f"shape {getattr(variable, 'shape', None)}"
+        )
     if variable.dtype != tf.float32 or variable.shape.rank != 1:
         raise ValueError(
             f"{name} must be a float32 variable of rank 1, received "

@@ -12,7 +12,7 @@ from tf_basis.distributed.channel import Channel, name_of
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.exchange import NewVariable
 from tf_basis.distributed.policy import Way
-from tf_basis.distributed.watch import Watch
+from tf_basis.distributed.watch import Watch, watched
 from tf_basis.distributed.world import World
 
 
@@ -81,12 +81,13 @@ class GradientReducer:
         self.world, self.name = world, name
         policy = compression.policy
         self.ways = [policy.way(s.path, s.shape) for s in specs]
-        control.agree(
-            world,
-            name,
-            [f"compression {compression.get_config()}"]
-            + [s.described(w) for s, w in zip(specs, self.ways)],
-        )
+        with watched(world, f"{name}_agreement", timeout):
+            control.agree(
+                world,
+                name,
+                [f"compression {compression.get_config()}"]
+                + [s.described(w) for s, w in zip(specs, self.ways)],
+            )
         self.watch = Watch(world, name, timeout)
         self.channels = []
         for way in sorted({w for w in self.ways if w.bits < 16 or w.interval > 1}):
@@ -132,22 +133,19 @@ class GradientReducer:
           factor: by which results are multiplied.
           extras: further numbers for `Control.extras`.
         """
-        with self.watch.waiting() as start:
-            gradients, told = control.before_step(
-                self.world,
-                self.name,
-                [s.path for s in self.specs],
-                gradients,
-                start,
-                weight,
-                extras,
-            )
-            gradients = [
-                g if g is None else control.scaled(g, told.factor * factor)
-                for g in gradients
-            ]
+        gradients, told = control.before_step(
+            self.world,
+            self.name,
+            [s.path for s in self.specs],
+            gradients,
+            self.watch,
+            weight,
+            factor,
+            extras,
+        )
+        with tf.control_dependencies(self.watch.begin()):
             reduced = self._reduced(gradients, told)
-            self.watch.finished(reduced)
+        self.watch.end(reduced)
         due: list = [True] * len(gradients)
         for channel in self.channels:
             when = channel.due(tf.reshape(self._steps, []))

@@ -52,20 +52,21 @@ class Watch:
         )
         thread.start()
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[list]:
-        """Around the code that makes an exchange: yields what must come before it."""
-        if not self._active:
-            yield []
-            return
-        yield [self._progress.assign_add([1, 0])]
+    def begin(self) -> list:
+        """What must be done before an exchange."""
+        return [self._progress.assign_add([1, 0])] if self._active else []
 
-    def finished(self, results: Any) -> None:
-        """To be called with what the exchange results in."""
-        if self._active:
-            done = tf.nest.flatten(results, expand_composites=True)
-            with tf.control_dependencies([r for r in done if r is not None]):
-                self._progress.assign_add([0, 1])
+    def end(self, results: Any) -> list:
+        """To be called with what the exchange results in; what must come after.
+
+        What may raise an error that a program goes on after comes after, too: an
+        exchange that has begun and does not end ends the job.
+        """
+        if not self._active:
+            return []
+        done = tf.nest.flatten(results, expand_composites=True)
+        with tf.control_dependencies([r for r in done if r is not None]):
+            return [self._progress.assign_add([0, 1])]
 
     def progress(self) -> tuple[int, int]:
         """How many exchanges this rank has begun, and ended."""
@@ -77,11 +78,11 @@ class Watch:
 def watched(world: World, name: str, timeout: float | None) -> Iterator[None]:
     """Around exchanges that run now, not in a graph: all ranks get through in time."""
     watch = Watch(world, name, timeout)
+    watch.begin()
     try:
-        with watch.waiting():
-            yield
+        yield
     finally:  # an error on all ranks is no waiting
-        watch.finished([])
+        watch.end([])
 
 
 def _watch(reference: weakref.ref) -> None:

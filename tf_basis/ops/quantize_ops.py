@@ -39,7 +39,8 @@ def quantize(
         )
     flat = joined(values)
     if momentum is not None:
-        flat = beta * momentum + (1 - beta) * flat
+        # As a difference, for sums of sums would be put in another order in a graph.
+        flat = beta * momentum - (beta - 1) * flat
     raw = _checked(flat, residual.shape[0], "values") + residual
     clipped = tf.zeros([], tf.int64)
     u = raw
@@ -68,9 +69,10 @@ def average(
     length = rule.message_bytes(elements, bits, block)
     messages = _checked(messages, workers * length, "messages")
     messages = tf.reshape(messages, [workers, length])
-    total = rule.decode(messages[0], elements, bits, block)
-    for rank in range(1, workers):  # in this order everywhere, or the bits differ
-        total += rule.decode(messages[rank], elements, bits, block)
+    # `add_n` adds in this order, or the bits would differ.
+    total = tf.add_n(
+        [rule.decode(messages[r], elements, bits, block) for r in range(workers)]
+    )
     return _feed_back(residual, total / workers + residual, bits, block)
 
 
