@@ -355,7 +355,7 @@ class OneBitAdamMixin(OneBitRuleMixin):
             state.skipped.assign_add([1])
             return tf.constant(0)
 
-        with tf.control_dependencies(state.watch.begin()):
+        with tf.control_dependencies(state.watch.begin([told.go])):
             done = tf.cond(told.go, go, skip)
         state.watch.end(done)
 

@@ -170,9 +170,10 @@ class DistributedMixin:
                 step(always, list(groups.items()))
             return tf.constant(0)
 
-        begun = [] if inner is None else state.reducer.watch.begin()
+        go_on = state.reduction.control.go
+        begun = [] if inner is None else state.reducer.watch.begin([go_on])
         with tf.control_dependencies(begun):
-            done = tf.cond(state.reduction.control.go, go, lambda: tf.constant(0))
+            done = tf.cond(go_on, go, lambda: tf.constant(0))
         if inner is not None:
             state.reducer.watch.end(done)
 

@@ -143,7 +143,7 @@ class GradientReducer:
             factor,
             extras,
         )
-        with tf.control_dependencies(self.watch.begin()):
+        with tf.control_dependencies(self.watch.begin([told.go])):
             reduced = self._reduced(gradients, told)
         self.watch.end(reduced)
         due: list = [True] * len(gradients)

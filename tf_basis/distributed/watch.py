@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -52,9 +52,12 @@ class Watch:
         )
         thread.start()
 
-    def begin(self) -> list:
-        """What must be done before an exchange."""
-        return [self._progress.assign_add([1, 0])] if self._active else []
+    def begin(self, after: Sequence[tf.Tensor] = ()) -> list:
+        """What must be done before an exchange, but after what may raise an error."""
+        if not self._active:
+            return []
+        with tf.control_dependencies(after):
+            return [self._progress.assign_add([1, 0])]
 
     def end(self, results: Any) -> list:
         """To be called with what the exchange results in; what must come after.
