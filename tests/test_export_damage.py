@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 import tensorflow as tf
 from export_helpers import arrays_of, make_model, train
-from helpers import active_flavor, assert_same_bits, make_click_model, make_optimizer
+from helpers import (
+    ROOT,
+    TESTS,
+    active_flavor,
+    assert_same_bits,
+    make_click_model,
+    make_optimizer,
+    state_digest,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -159,3 +170,38 @@ def test_another_model_or_optimizer_is_refused(exported):
     model.compile(optimizer, "mse")
     with pytest.raises(ValueError, match=r"variables of this kind|of shape"):
         tf_basis.restore_optimizer(model, whole)
+
+
+EXPORT_FOR_EVER = """
+import itertools, sys
+import export_helpers, helpers, tf_basis
+model = export_helpers.make_model("inside")
+for i in itertools.count():
+    export_helpers.train(model, i, i + 1)
+    print(i, helpers.state_digest(export_helpers.arrays_of(model)), flush=True)
+    tf_basis.export_saved_model(model, sys.argv[1], overwrite=True)
+"""
+
+
+@pytest.mark.long
+def test_kills_at_any_moment_leave_a_whole_export(exported, tmp_path, rng):
+    path, other = tmp_path / "export", exported[2]
+    for _ in range(6):
+        with (tmp_path / "log").open("w") as log:
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)]),
+            }
+            command = [sys.executable, "-c", EXPORT_FOR_EVER, str(path)]
+            child = subprocess.Popen(command, stdout=log, env=environment)
+        while len((tmp_path / "log").read_text().splitlines()) < 3:
+            assert child.poll() is None
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0, 1.5))
+        child.kill()
+        child.wait()
+        lines = (tmp_path / "log").read_text().splitlines()
+        digests = [line.split()[1] for line in lines if len(line.split()) == 2]
+        tf_basis.restore_optimizer(other, path)
+        # Whole, and of the last export that ended or the one that was under way.
+        assert state_digest(arrays_of(other)) in digests[-2:]

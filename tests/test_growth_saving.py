@@ -98,7 +98,7 @@ def test_checkpoint_objects_from_before_save_the_new_variables(kind, tmp_path):
     checkpoint = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
     checkpoint.read(path).assert_existing_objects_matched()
     assert_resumes(model, other)
-    with pytest.raises(ValueError, match="shape"):
+    with pytest.raises(ValueError, match=r"buckets 300 here|incompatible tensor"):
         checkpoint.read(old_path)
 
 
