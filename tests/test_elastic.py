@@ -13,10 +13,13 @@ import time
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import TESTS, active_flavor
 from horovod_helpers import _environment, _kill_marked, need_horovod
+from horovod_nursery import Nursery
 
+STEPS = 300
 FIRST, SECOND = "localhost", "127.0.0.1"  # one machine, but hosts to Horovod
 
 
@@ -106,7 +109,7 @@ def of_size(ranks: int):
 
 def changing(folder: Path, what: str, kill: bool, **env) -> list[dict]:
     """2 ranks, then 1, then all that this machine has names for, which end it."""
-    with Job(folder, what, steps=300, pace=0.1, **env) as job:
+    with Job(folder, what, steps=STEPS, pace=0.1, **env) as job:
         before = job.wait_for(of_size(2))
         third = socket.gethostname()
         if kill:  # Horovod wants no more of that host
@@ -130,8 +133,14 @@ def changing(folder: Path, what: str, kill: bool, **env) -> list[dict]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["loop", "fit"])
-def test_ranks_leave_and_join(tmp_path, what):
-    changing(tmp_path, what, kill=False)
+def test_ranks_leave_and_join_and_the_model_is_as_good(tmp_path, what):
+    ends = changing(tmp_path, what, kill=False)
+    nursery = Nursery("elastic", tmp_path / "nursery")
+    try:
+        losses = [nursery.run("plain", 2, steps=STEPS, seed=s)[0] for s in range(5)]
+    finally:
+        nursery.close()
+    assert abs(ends[0]["loss"] - np.mean(losses)) <= 2 * np.std(losses, ddof=1)
 
 
 @pytest.mark.long

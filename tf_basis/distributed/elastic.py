@@ -68,13 +68,23 @@ class ElasticStateMixin:
                 f"model must have its variables: call it on a batch, or build it, "
                 f"before, received the model '{model.name}' without"
             )
+        for each in residuals.nested_optimizers(optimizer):
+            for part in (
+                getattr(each, n, None) for n in ("_distribution", "_exchange")
+            ):
+                given = getattr(part, "process_set", None)
+                if given is not None:
+                    raise ValueError(
+                        "process_set must be None in an elastic training, received "
+                        f"{given!r} in '{each.name}'"
+                    )
         with alone():
             build(optimizer, model)
         for _, part in residuals.exchangers(optimizer):
-            if part.world.size > 1 or part.world.is_part:
+            if part.world.size > 1:
                 raise ValueError(
-                    "optimizer must not be built before ElasticState builds it, and "
-                    f"have no process_set, received '{optimizer.name}'"
+                    "optimizer must not be built before ElasticState builds it, "
+                    f"received '{optimizer.name}' with its variables"
                 )
         self.model = model
         self._names, self._commits = list(values), 0

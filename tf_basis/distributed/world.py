@@ -74,11 +74,6 @@ class World:
         self._given = process_set
         self._enter(None if _alone else horovod())
 
-    @property
-    def is_part(self) -> bool:
-        """Whether it was given a process set."""
-        return self._given is not None
-
     def follow(self) -> None:
         """Takes the ranks that there are now: Horovod was initialised again."""
         self._enter(horovod())
