@@ -23,13 +23,29 @@ from tf_basis import distributed
 EVERY = 5  # steps between commits
 
 
+def seed() -> int:
+    return int(os.environ.get("TF_BASIS_SEED", "0"))
+
+
+def examples(rng, size: int):
+    """Something that embeddings can learn."""
+    worth = np.random.default_rng(99).normal(size=40)
+    x = rng.integers(0, 40, (size, 3)).astype(np.int32)
+    return x, worth[x].mean(axis=1, keepdims=True).astype(np.float32)
+
+
 def batch(number: int, size: int = 24):
     """The ranks share a batch, however many they are."""
-    rng = np.random.default_rng([number, int(os.environ.get("TF_BASIS_SEED", "0"))])
-    x = rng.integers(0, 40, (size, 3)).astype(np.int32)
-    y = np.sin(x.sum(axis=1, keepdims=True)).astype(np.float32)
+    x, y = examples(np.random.default_rng([number, seed()]), size)
     mine = slice(hvd.rank(), None, hvd.size())
     return tf.constant(x[mine]), tf.constant(y[mine])
+
+
+def model_of_seed():
+    model, rng = model_of(make("pair")), np.random.default_rng(seed())
+    noise = [0.05 * rng.normal(size=w.shape) for w in model.get_weights()]
+    model.set_weights([w + n for w, n in zip(model.get_weights(), noise)])
+    return model
 
 
 def note(folder: Path, **what) -> None:
@@ -38,9 +54,7 @@ def note(folder: Path, **what) -> None:
 
 
 def loss_of(model) -> float:
-    rng = np.random.default_rng(123)
-    x = rng.integers(0, 40, (400, 3)).astype(np.int32)
-    y = np.sin(x.sum(axis=1, keepdims=True)).astype(np.float32)
+    x, y = examples(np.random.default_rng(123), 400)
     return float(np.mean((model(x).numpy() - y) ** 2))
 
 
@@ -96,7 +110,7 @@ def pace() -> None:
 def main() -> None:
     what, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     hvd.init()
-    model = model_of(make("pair"))
+    model = model_of_seed()
     if what == "loop":
         state = distributed.ElasticState(model, step=0)
         loop(state, folder, steps)

@@ -117,3 +117,15 @@ def test_what_one_rank_finds_all_ranks_hear(nursery, tmp_path):
         assert result["refused"].startswith(("OSError: rank 1: ", "RuntimeError"))
         # The third has no manifest.
         assert result["left"] == [f"checkpoint-0000000{n}" for n in (1, 2, 3)]
+
+
+def test_untrained_variables_are_those_of_the_rank(nursery, tmp_path):
+    for ranks in (2, 3):
+        for rank, got in enumerate(
+            nursery.run("untrained", ranks, directory=str(tmp_path))
+        ):
+            assert got["mean"] == [rank if rank < 2 else 0, 5.0]
+            assert got["bias"] == [4.0]
+            assert "moving_mean" in got["own"][0]
+            if active_flavor() == "keras3":  # the seed of the dropout
+                assert len(got["own"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import warnings
 
@@ -178,4 +179,28 @@ def spoiled(directory):
         "unequal": unequal,
         "refused": refused,
         "left": sorted(p.name for p in pathlib.Path(directory).iterdir()),
+    }
+
+
+def untrained(directory):
+    """Means that differ by rank, and what all have: on 2 ranks, and then on 3."""
+    keras.utils.set_random_seed(hvd.rank())
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
+    model.compile(distributed.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    mean, variance = layers[0].moving_mean, layers[0].moving_variance
+    info = distributed.restore_checkpoint(directory, model)
+    if info is None:
+        mean.assign([hvd.rank(), 5.0])
+        variance.assign([2.0, 3.0])
+        model.layers[-1].bias.assign([hvd.rank() + 4.0])
+        distributed.save_checkpoint(directory, model, 1)
+        mean.assign([9.0, 9.0])
+        distributed.restore_checkpoint(directory, model)
+    with open(f"{directory}/checkpoint-00000001/manifest.json") as file:
+        content = json.load(file)["content"]
+    return {
+        "mean": native(mean).numpy().tolist(),
+        "bias": native(model.layers[-1].bias).numpy().tolist(),
+        "own": [content["shared"]["tensors"][i]["name"] for i in content["own"]],
     }

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 
-from elastic_training import batch, loss_of
-from horovod_pairs import model_of
+from elastic_training import batch, loss_of, model_of_seed
 
-from horovod_workers.checkpoint import make, stepper
+from horovod_workers.checkpoint import stepper
 
 
 def plain(steps, seed):
     """The same steps on as many ranks as there are from the start."""
     os.environ["TF_BASIS_SEED"] = str(seed)
-    model = model_of(make("pair"))
+    model = model_of_seed()
     step = stepper(model)
     for number in range(steps):
         step(*batch(number))
