@@ -22,20 +22,24 @@ keras = tf.keras
 TINY = distributed.Policy([("normalization", 16, 3)], min_elements=0)
 
 
-def onebit(**more):
-    return distributed.OneBitAdam(0.01, warmup_steps=3, policy=TINY, block=64, **more)
+def onebit(warmup_steps=3):
+    return distributed.OneBitAdam(
+        0.01, warmup_steps=warmup_steps, policy=TINY, block=64
+    )
 
 
 def compression():
     return distributed.OneBitCompression(TINY, block=64, clip_value=0.05)
 
 
-def make(kind: str):
+def make(kind: str, **onebit_arguments):
     settings = {"compression_ratio": 10.0, "tables": "table"}
     if kind == "OneBitAdam":
         return onebit()
     if kind == "pair":
-        inner = tf_basis.BasisAdam(0.01, dense_optimizer=onebit(), **settings)
+        inner = tf_basis.BasisAdam(
+            0.01, dense_optimizer=onebit(**onebit_arguments), **settings
+        )
         return distributed.DistributedOptimizer(inner)
     if kind == "accumulating":
         inner = tf_basis.BasisAdam(0.01, gradient_accumulation_steps=3, **settings)
