@@ -74,6 +74,29 @@ def test_all_comes_back_to_the_bit(model, saved):
     assert manifest["flavor"] == active_flavor()
 
 
+DTYPES = ["bfloat16", "bool", "float16", "float64", "int8", "uint32", "uint64"]
+
+
+def test_every_dtype_and_shape_comes_back(tmp_path, rng):
+    bits = rng.integers(0, 256, 8 * 24, dtype=np.uint8)
+    bits[-3:] = 1, 0, 1
+    arrays = {}
+    for name in DTYPES:
+        dtype = tf.as_dtype(name).as_numpy_dtype
+        values = (bits % 2 if name == "bool" else bits).view(dtype)[:24]
+        for shape in [(2, 3, 4), (24,), (0, 5)]:
+            arrays[f"{name} {shape}"] = values[: int(np.prod(shape))].reshape(shape)
+        arrays[f"{name} ()"] = values[7].reshape(())
+    tensors = [(name, lambda value=value: value) for name, value in arrays.items()]
+    part = snapshot.write_part(tmp_path / "part.bin", tensors)
+    snapshot.verify_part(tmp_path, part)
+    with snapshot.PartReader(tmp_path, part) as reader:
+        for number, (name, value) in reversed(list(enumerate(arrays.items()))):
+            got = reader.read(number)
+            assert (got.dtype, got.shape) == (value.dtype, value.shape), name
+            assert got.tobytes() == value.tobytes()
+
+
 def flip(path: Path, place: int = 20):
     data = bytearray(path.read_bytes())
     data[place] ^= 1

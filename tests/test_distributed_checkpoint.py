@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import active_flavor
 from horovod_helpers import need_horovod
 from horovod_nursery import Nursery
 
 KINDS = ["BasisAdam", "BasisSGD", "BasisAdagrad", "OneBitAdam", "pair", "accumulating"]
+# Not again in the quick run on tf_keras: nothing of Keras decides it.
+ON_KERAS3 = pytest.mark.long if active_flavor() == "tf_keras" else lambda test: test
 QUICK = ["accumulating"]  # tables, interval, clipping and accumulation in one
 
 
@@ -58,6 +61,7 @@ def check_survives_kills(nursery, folder, kills, steps, seconds):
         assert {**mine, "begin": 0} == whole
 
 
+@ON_KERAS3
 def test_runs_that_are_killed_end_at_the_same_bits(nursery, tmp_path):
     check_survives_kills(nursery, tmp_path, kills=3, steps=60, seconds=0.7)
 
@@ -89,7 +93,10 @@ def test_what_is_owed_stays_on_another_number_of_ranks(nursery, tmp_path, ranks)
     before, after = owed(saved), owed(cut)
     for what, value in before.items():
         assert np.abs(value).max() > 0
-        np.testing.assert_allclose(after[what], value, atol=1e-9 * np.abs(value).max())
+        # Each residual was rounded to float32 once.
+        np.testing.assert_allclose(
+            after[what], value, atol=2**-22 * np.abs(value).max()
+        )
     for rank, result in enumerate(cut):
         assert result["shared"] == saved[0]["shared"]
         assert result["info"]["ranks"] == 2 and result["info"]["step"] == 8
@@ -110,3 +117,15 @@ def test_what_one_rank_finds_all_ranks_hear(nursery, tmp_path):
         assert result["refused"].startswith(("OSError: rank 1: ", "RuntimeError"))
         # The third has no manifest.
         assert result["left"] == [f"checkpoint-0000000{n}" for n in (1, 2, 3)]
+
+
+def test_untrained_variables_are_those_of_the_rank(nursery, tmp_path):
+    for ranks in (2, 3):
+        for rank, got in enumerate(
+            nursery.run("untrained", ranks, directory=str(tmp_path))
+        ):
+            assert got["mean"] == [rank if rank < 2 else 0, 5.0]
+            assert got["bias"] == [4.0]
+            assert "moving_mean" in got["own"][0]
+            if active_flavor() == "keras3":  # the seed of the dropout
+                assert len(got["own"]) == 2

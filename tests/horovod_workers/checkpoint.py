@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import warnings
 
@@ -21,20 +22,24 @@ keras = tf.keras
 TINY = distributed.Policy([("normalization", 16, 3)], min_elements=0)
 
 
-def onebit(**more):
-    return distributed.OneBitAdam(0.01, warmup_steps=3, policy=TINY, block=64, **more)
+def onebit(warmup_steps=3):
+    return distributed.OneBitAdam(
+        0.01, warmup_steps=warmup_steps, policy=TINY, block=64
+    )
 
 
 def compression():
     return distributed.OneBitCompression(TINY, block=64, clip_value=0.05)
 
 
-def make(kind: str):
+def make(kind: str, **onebit_arguments):
     settings = {"compression_ratio": 10.0, "tables": "table"}
     if kind == "OneBitAdam":
         return onebit()
     if kind == "pair":
-        inner = tf_basis.BasisAdam(0.01, dense_optimizer=onebit(), **settings)
+        inner = tf_basis.BasisAdam(
+            0.01, dense_optimizer=onebit(**onebit_arguments), **settings
+        )
         return distributed.DistributedOptimizer(inner)
     if kind == "accumulating":
         inner = tf_basis.BasisAdam(0.01, gradient_accumulation_steps=3, **settings)
@@ -178,4 +183,28 @@ def spoiled(directory):
         "unequal": unequal,
         "refused": refused,
         "left": sorted(p.name for p in pathlib.Path(directory).iterdir()),
+    }
+
+
+def untrained(directory):
+    """Means that differ by rank, and what all have: on 2 ranks, and then on 3."""
+    keras.utils.set_random_seed(hvd.rank())
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
+    model.compile(distributed.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    mean, variance = layers[0].moving_mean, layers[0].moving_variance
+    info = distributed.restore_checkpoint(directory, model)
+    if info is None:
+        mean.assign([hvd.rank(), 5.0])
+        variance.assign([2.0, 3.0])
+        model.layers[-1].bias.assign([hvd.rank() + 4.0])
+        distributed.save_checkpoint(directory, model, 1)
+        mean.assign([9.0, 9.0])
+        distributed.restore_checkpoint(directory, model)
+    with open(f"{directory}/checkpoint-00000001/manifest.json") as file:
+        content = json.load(file)["content"]
+    return {
+        "mean": native(mean).numpy().tolist(),
+        "bias": native(model.layers[-1].bias).numpy().tolist(),
+        "own": [content["shared"]["tensors"][i]["name"] for i in content["own"]],
     }

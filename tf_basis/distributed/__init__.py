@@ -8,7 +8,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from tf_basis.adapters import flavor
-from tf_basis.distributed import callbacks, checkpoint_callback, onebit_adam
+from tf_basis.distributed import (
+    callbacks,
+    checkpoint_callback,
+    elastic_callback,
+    onebit_adam,
+)
 from tf_basis.distributed.batches import any_rank, even_batches
 from tf_basis.distributed.broadcast import broadcast_variables
 from tf_basis.distributed.callbacks import (
@@ -22,6 +27,7 @@ from tf_basis.distributed.checkpoint import (
     save_checkpoint,
 )
 from tf_basis.distributed.compression import OneBitCompression
+from tf_basis.distributed.elastic import ElasticState, elastic_run
 from tf_basis.distributed.exchange import OneBitExchange
 from tf_basis.distributed.metrics import average_metrics
 from tf_basis.distributed.optimizer import DistributedOptimizer
@@ -36,12 +42,14 @@ def for_flavor(name: str) -> SimpleNamespace:
     return SimpleNamespace(
         OneBitAdam=onebit_adam.define(name),
         CheckpointCallback=checkpoint_callback.define(name),
+        ElasticCallback=elastic_callback.define(name),
         **own,
     )
 
 
 _active = for_flavor(flavor.active())
 CheckpointCallback = _active.CheckpointCallback
+ElasticCallback = _active.ElasticCallback
 OneBitAdam = _active.OneBitAdam
 
 __all__ = [
@@ -52,6 +60,8 @@ __all__ = [
     "DamagedCheckpointError",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "ElasticCallback",
+    "ElasticState",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "OneBitAdam",
@@ -62,6 +72,7 @@ __all__ = [
     "any_rank",
     "average_metrics",
     "broadcast_variables",
+    "elastic_run",
     "even_batches",
     "for_flavor",
     "restore_checkpoint",

@@ -74,8 +74,8 @@ def save_checkpoint(
       keep: how many checkpoints stay; older ones are removed when this one is
         complete. Default 3.
       process_set: that of the optimizer. Default: all ranks.
-      timeout: seconds until a rank that waits for others ends the job. Default 600;
-        None: for ever.
+      timeout: seconds until a rank that waits for others ends the job; more than
+        writing takes. Default 600; None: for ever.
 
     Returns:
       The folder of the checkpoint.

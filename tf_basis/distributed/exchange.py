@@ -104,10 +104,8 @@ class OneBitExchange:
         self.clip_value = clip_value
         self.world = world or World(process_set)
         self.name = name or unique_name("exchange")
-        self._owned = owned_elements(elements, block, self.world.size)
-        mine = self._owned[self.world.rank] if self.world.size > 1 else 0
         self.worker_error = variables("worker_error", elements, tf.float32)
-        self.server_error = variables("server_error", mine, tf.float32)
+        self.follow_world(variables)
         self.clipped = None
         if clip_value is not None:
             self.clipped = variables("clipped", 1, tf.int64)
@@ -117,6 +115,12 @@ class OneBitExchange:
         """What belongs to this rank alone: never broadcast it."""
         own = [] if self.clipped is None else [self.clipped]
         return [self.worker_error, self.server_error, *own]
+
+    def follow_world(self, variables: NewVariable) -> None:
+        """A new `server_error`, of zeros, for the ranks that the world has."""
+        self._owned = owned_elements(self.elements, self.block, self.world.size)
+        mine = self._owned[self.world.rank] if self.world.size > 1 else 0
+        self.server_error = variables("server_error", mine, tf.float32)
 
     def average(
         self,

@@ -54,7 +54,7 @@ class ModelState:
 
     Args:
       model: a compiled model; it and its optimizer are built.
-      world: the ranks.
+      world: the ranks; None: whatever the optimizer's are.
 
     Attributes:
       shared: (name, variable) of what rank 0 has for all.
@@ -65,11 +65,15 @@ class ModelState:
       ValueError: the optimizer exchanges within another set of ranks.
     """
 
-    def __init__(self, model: Any, world: World) -> None:
+    def __init__(self, model: Any, world: World | None = None) -> None:
         optimizer = model.optimizer
         self.world = world
-        for other in residuals.worlds_of(optimizer):
-            if (other.size, other.rank) != (world.size, world.rank):
+        for _, part in residuals.exchangers(optimizer):
+            other = part.world
+            if world is not None and (other.size, other.rank) != (
+                world.size,
+                world.rank,
+            ):
                 raise ValueError(
                     "process_set must be that of the optimizer, which has "
                     f"{other.size} ranks, received one of {world.size}"

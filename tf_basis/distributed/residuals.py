@@ -61,16 +61,25 @@ def nested_optimizers(optimizer: Any) -> Iterator[Any]:
             yield from nested_optimizers(each)
 
 
-def worlds_of(optimizer: Any) -> list:
-    """What the exchanges of an optimizer, and of those inside it, know of ranks."""
-    return [world for world, _ in _exchangers(optimizer)]
+def exchangers(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    """What exchanges in an optimizer and those inside it, and whose it is.
+
+    Each has a `world`, `channels`, a `watch` and a `name`.
+    """
+    for each in nested_optimizers(optimizer):
+        reducer = getattr(getattr(each, "_distribution", None), "reducer", None)
+        if reducer is not None:
+            yield each, reducer
+        state = getattr(each, "_exchange", None)
+        if getattr(state, "channels", None):
+            yield each, state
 
 
 def local_state(optimizer: Any) -> list[Local]:
     """All state of this rank alone in an optimizer and those inside it."""
     found: list[Local] = []
-    for _, channels in _exchangers(optimizer):
-        for channel in channels:
+    for _, part in exchangers(optimizer):
+        for channel in part.channels:
             found += _of_channel(channel)
     for each in nested_optimizers(optimizer):
         found += _accumulators(each)
@@ -158,17 +167,6 @@ def _joined(values: Values, ranks: int, exchange: OneBitExchange) -> np.ndarray:
         for value, size in zip(values, _owned(exchange, ranks))
     ]
     return np.concatenate(parts)
-
-
-def _exchangers(optimizer: Any) -> Iterator[tuple[Any, list]]:
-    """(world, channels) of what exchanges in an optimizer and those inside it."""
-    for each in nested_optimizers(optimizer):
-        reducer = getattr(getattr(each, "_distribution", None), "reducer", None)
-        if reducer is not None:
-            yield reducer.world, reducer.channels
-        state = getattr(each, "_exchange", None)
-        if getattr(state, "channels", None):
-            yield state.world, state.channels
 
 
 def _of_channel(channel: Any) -> list[Local]:

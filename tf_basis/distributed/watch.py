@@ -71,6 +71,11 @@ class Watch:
         with tf.control_dependencies([r for r in done if r is not None]):
             return [self._progress.assign_add([0, 1])]
 
+    def give_up(self) -> None:
+        """To be called when an exchange has failed: nobody waits any more."""
+        if self._active:
+            self._progress.assign([self.progress()[0]] * 2)
+
     def progress(self) -> tuple[int, int]:
         """How many exchanges this rank has begun, and ended."""
         begun, ended = self._progress.numpy()

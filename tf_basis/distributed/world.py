@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,6 +42,20 @@ def horovod() -> Any | None:
     return None
 
 
+_alone = False
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """A `World` that is made inside has one rank, until it is told to `follow`."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
 class World:
     """The ranks of a process set and their collectives; one rank exchanges nothing.
 
@@ -56,7 +71,15 @@ class World:
     """
 
     def __init__(self, process_set: Any = None) -> None:
-        self._hvd = horovod()
+        self._given = process_set
+        self._enter(None if _alone else horovod())
+
+    def follow(self) -> None:
+        """Takes the ranks that there are now: Horovod was initialised again."""
+        self._enter(horovod())
+
+    def _enter(self, hvd: Any) -> None:
+        self._hvd, process_set = hvd, self._given
         if self._hvd is None:
             if process_set is not None:
                 raise ValueError(
