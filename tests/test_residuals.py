@@ -159,6 +159,9 @@ def test_errors_of_others_are_not_taken_for_failed_exchanges():
 def test_bad_states_are_refused():
     with pytest.raises(ValueError, match="model must be a compiled model"):
         distributed.ElasticState(keras.Sequential([keras.layers.Dense(1)]))
+    part = distributed.OneBitAdam(process_set="some ranks")
+    with pytest.raises(ValueError, match=r"process_set must be None .* 'some ranks'"):
+        distributed.ElasticState(small_model(part))
     with pytest.raises(ValueError, match=r"every must be .* received 0"):
         distributed.ElasticCallback(distributed.ElasticState(small_model()), every=0)
     with pytest.raises(ValueError, match="state must be an ElasticState, received 3"):
