@@ -48,7 +48,7 @@ def train(model, start: int, stop: int):
 
 
 def make_model(kind: str):
-    return make_click_model(make_kind(kind))
+    return make_click_model(make_kind(kind), run_eagerly=True)
 
 
 def arrays_of(model) -> dict:

@@ -111,7 +111,8 @@ def test_random_layers_and_assigned_rates_go_on_too(tmp_path, rng):
     models = [make_named_model(), make_named_model()]
     for model in models:
         losses = {"click/rate": "mse", "score": "mse"}
-        model.compile(tf.keras.optimizers.SGD(0.1, momentum=0.5), losses)
+        optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.5)
+        model.compile(optimizer, losses, run_eagerly=True)
     step(models[0])
     models[0].optimizer.learning_rate = 0.03
     tf_basis.export_saved_model(models[0], tmp_path / "export")

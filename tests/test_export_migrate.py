@@ -16,7 +16,7 @@ BASE = {"learning_rate": 0.02, "exclusive_rows": 40}
 
 
 def make_model(**arguments):
-    return make_click_model(make_optimizer(**{**BASE, **arguments}))
+    return make_click_model(make_optimizer(**{**BASE, **arguments}), run_eagerly=True)
 
 
 def table_of(model):

@@ -23,8 +23,8 @@ if keras.backend.backend() != "tensorflow":  # set in keras.json
     )
 
 from tf_basis.adapters import arguments  # noqa: E402
+from tf_basis.adapters.keras3_checked import CheckedVariable  # noqa: E402
 from tf_basis.adapters.keras3_sparse import (  # noqa: E402
-    CheckedVariable,
     RowsVariable,
     check_rows_in_loss_scaling,
     divisible,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -36,20 +35,6 @@ class RowsVariable(keras.Variable):
         value = tf.cast(tf.convert_to_tensor(value), self._dtype)
         self._value.assign(value)
         return value
-
-
-class CheckedVariable(keras.Variable):
-    """A variable that looks at the value that a checkpoint has for it.
-
-    Attributes:
-      check: called with the value, before it is taken; may raise.
-    """
-
-    check: Callable[[Any], None]
-
-    def _restore_from_tensors(self, restored_tensors: dict) -> Any:
-        self.check(*restored_tensors.values())
-        return super()._restore_from_tensors(restored_tensors)
 
 
 class DivisibleSlices(tf.IndexedSlices):

@@ -86,6 +86,8 @@ class InspectionMixin:
         Variables of the `dense_optimizer` are counted together under
         `"dense_optimizer"`, accumulated gradients as they are now under
         `"accumulated_gradients"` and the averages of `use_ema` under `"averages"`.
+        Not counted: the steps, the learning rate, and 104 bytes for each table that
+        say what its layout is.
         """
         sizes: dict[str, int] = {}
         for key, slots in self._basis.slots.items():
