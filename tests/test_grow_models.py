@@ -72,6 +72,8 @@ def test_a_grown_model_learns_what_the_old_one_would(backend, kind, tmp_path):
         np.testing.assert_array_equal(after[: len(before)], before)
     pairs = zip(variables_of(old.optimizer), variables_of(grown.optimizer), strict=True)
     for before, after in pairs:
+        if "table_layouts" in before.name:
+            continue  # which tell the two apart
         before, after = to_numpy(before), to_numpy(after)
         kept = after[: len(before)] if before.ndim else after
         np.testing.assert_array_equal(kept, before)
