@@ -100,7 +100,8 @@ def test_state_is_at_most_1_4_percent_of_adam(flavor):
     assert sizes[0] <= 0.014 * sizes[1]
     reported = optimizer.state_bytes()
     path = getattr(table, "path", table.name.removesuffix(":0"))
-    assert reported[path] == sizes[0]
+    layouts = optimizer._basis.fingerprint.numpy().nbytes  # a few numbers a table
+    assert layouts <= 200 and reported[path] + layouts == sizes[0]
     assert reported["total"] == sum(v for k, v in reported.items() if k != "total")
 
 

@@ -101,7 +101,7 @@ def test_state_bytes(outcome):
         elif x["contender"].startswith("BasisAdam"):
             buckets = math.ceil(rows / 100)
             extra = state - 4 * (buckets * DIM + buckets + rows)
-            assert 0 <= extra <= 16
+            assert 0 <= extra <= 200  # and the layouts of tables
             assert x["share_of_adam"] == pytest.approx(state / (8 * DIM * rows))
 
 
