@@ -101,9 +101,9 @@ horovod: $(VENV)/.stamp-horovod
 demo: $(VENV)/.stamp-package
 	$(RUN) examples/movielens_ctr.py $(DEMO_ARGS)
 
-# Files whose tests share something costly are groups: one process runs them all,
-# while the other goes on with the rest.
-SPREAD := -n $(JOBS) --dist loadgroup
+# A file's tests share what is costly, such as ranks that have been started: one process
+# runs them all, while the other goes on with the next files.
+SPREAD := -n $(JOBS) --dist loadfile
 
 # Each flavour in its own process; both run even if the first fails.
 define run_tests

@@ -37,9 +37,6 @@ def run_script(*arguments: object) -> subprocess.CompletedProcess:
     )
 
 
-pytestmark = pytest.mark.xdist_group("benchmarks")
-
-
 @pytest.fixture(scope="module")
 def measure():
     sys.path.append(str(SCRIPT.parent))

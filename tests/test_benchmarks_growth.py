@@ -12,6 +12,7 @@ from helpers import ROOT, active_flavor
 
 
 @pytest.mark.skipif(active_flavor() != "keras3", reason="the click model is Keras 3's")
+@pytest.mark.long
 def test_growth(tmp_path, capsys):
     folder = str(ROOT / "benchmarks")
     if folder not in sys.path:

@@ -15,9 +15,6 @@ keras3_only = pytest.mark.skipif(
 )
 
 
-pytestmark = pytest.mark.xdist_group("benchmarks_onebit")
-
-
 @pytest.fixture(scope="module")
 def benchmark():
     """Imports a script of benchmarks/."""

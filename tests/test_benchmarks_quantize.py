@@ -23,9 +23,6 @@ def run_script(*arguments: object) -> subprocess.CompletedProcess:
     )
 
 
-pytestmark = pytest.mark.xdist_group("benchmarks_quantize")
-
-
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """What a run prints, and what it writes."""

@@ -7,7 +7,6 @@ import pytest
 from helpers import active_flavor
 from horovod_helpers import launch_fixture
 
-pytestmark = pytest.mark.xdist_group("distributed_optimizer")
 checks = launch_fixture("optimizer", ranks=2, timeout=600)
 
 PAIRS = [

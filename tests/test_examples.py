@@ -57,9 +57,6 @@ def run_example(name, *args, **env):
     )
 
 
-pytestmark = pytest.mark.xdist_group("examples")
-
-
 @pytest.fixture(scope="module")
 def movielens(tmp_path_factory):
     """u.data, u.user and u.item with 1,500 ratings in which users and items differ."""

@@ -11,7 +11,6 @@ from horovod_helpers import launch_fixture, run_ranks
 from tf_basis import distributed
 from tf_basis.distributed import broadcast
 
-pytestmark = pytest.mark.xdist_group("horovod_callbacks")
 checks = launch_fixture(
     "callbacks", ranks=2, timeout=300, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
 )

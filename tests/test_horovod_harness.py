@@ -11,7 +11,6 @@ import pytest
 from helpers import active_flavor
 from horovod_helpers import RanksFailedError, launch_fixture, run_ranks
 
-pytestmark = pytest.mark.xdist_group("horovod_harness")
 checks = launch_fixture("harness", ranks=2)
 
 DIES = """

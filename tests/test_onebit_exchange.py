@@ -7,7 +7,6 @@ import pytest
 from horovod_helpers import launch_fixture
 
 SETS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
-pytestmark = pytest.mark.xdist_group("onebit_exchange")
 two = launch_fixture("exchange", ranks=2)
 three = launch_fixture("exchange", ranks=3, env=SETS)
 four = launch_fixture("exchange", ranks=4, env=SETS)
