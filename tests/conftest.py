@@ -68,9 +68,9 @@ def pytest_collection_modifyitems(config, items):
     """What both processes of `make test`, one for each flavour, need not run twice.
 
     Of tests of both flavours, that of tf_keras leaves out the Keras 3 half, and in
-    that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps two in three
-    are long there, and all but every fifth in that of tf_keras, where tests without
-    Keras are long. Tests of whole models are long with the twin.
+    that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps all but every
+    fifth are long, and in that of tf_keras tests without Keras. Tests of whole models
+    are long with the twin.
     """
     active, kept, done = active_flavor(), [], []
     sweep = 0
@@ -78,10 +78,9 @@ def pytest_collection_modifyitems(config, items):
         name = item.path.name
         call = getattr(item, "callspec", None)
         other = call is not None and call.params.get("flavor", active) != active
-        every = 3 if active == "keras3" else 5
         twin = call is not None and call.params.get("backend") == "twin"
         if call is not None and name.startswith(SWEEPS):
-            again = other or sweep % every > 0
+            again = other or sweep % 5 > 0
             sweep += not other
         elif active == "keras3":
             again = other and not name.startswith(BOTH_IN_ONE_PROCESS)
