@@ -41,7 +41,7 @@ def new_directory(path: Path, overwrite: bool) -> Iterator[Path]:
             _exchange(partial, path)
         else:
             partial.rename(path)
-        _flush_entry(path.parent)
+        flush_entry(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -95,11 +95,12 @@ def _flush(directory: Path) -> None:
     """What was written reaches the disk before the name does."""
     for folder, _, files in os.walk(directory):
         for name in files:
-            _flush_entry(Path(folder, name))
-        _flush_entry(Path(folder))
+            flush_entry(Path(folder, name))
+        flush_entry(Path(folder))
 
 
-def _flush_entry(path: Path) -> None:
+def flush_entry(path: Path) -> None:
+    """Makes a file durable, or the names in a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_basis import hyperparameters
 from tf_basis._version import __version__
-from tf_basis.distributed import snapshot, watch
+from tf_basis.distributed import control, snapshot, watch
 from tf_basis.distributed.model_state import ModelState, build_together
 from tf_basis.distributed.world import World, unique_name
 
@@ -98,10 +98,7 @@ def save_checkpoint(
     """
     directory, world = Path(directory), World(process_set)
     name = unique_name("checkpoint")
-
-    def everyone(action: Callable[[], Any]) -> list:
-        return together(world, name, action)
-
+    everyone = functools.partial(together, world, name)
     with watch.watched(world, name, timeout):
         build_together(model, everyone)
         (state,) = _own(everyone, lambda: ModelState(model, world))
@@ -203,10 +200,7 @@ def restore_checkpoint(
     """
     directory, world = Path(directory), World(process_set)
     name = unique_name("checkpoint")
-
-    def everyone(action: Callable[[], Any]) -> list:
-        return together(world, name, action)
-
+    everyone = functools.partial(together, world, name)
     with watch.watched(world, name, timeout):
         build_together(model, everyone)
         (state,) = _own(everyone, lambda: ModelState(model, world))
@@ -318,11 +312,10 @@ def _check_alike(told: list[tuple[dict, list[str]]]) -> None:
                     f"{argument} must be equal on all ranks, received {value!r} on "
                     f"rank 0, {theirs[argument]!r} on rank {rank}"
                 )
-        for place in range(max(len(lines), len(others))):
-            pair = [x[place] if place < len(x) else "nothing" for x in (lines, others)]
-            if pair[0] != pair[1]:
-                raise ValueError(
-                    "all ranks must have the same variables in the same order, "
-                    f"received in place {place}: rank 0: {pair[0]}; rank {rank}: "
-                    f"{pair[1]}"
-                )
+        found = control.first_difference([lines, others])
+        if found is not None:
+            place, (mine, other) = found
+            raise ValueError(
+                "all ranks must have the same variables in the same order, "
+                f"received in place {place}: rank 0: {mine}; rank {rank}: {other}"
+            )

@@ -178,12 +178,22 @@ def agree(world: World, name: str, entries: Sequence[str]) -> None:
       ValueError: on every rank, where some entry differs; names entry and ranks.
     """
     everyone = world.objects(list(entries), f"{name}/agreement")
-    longest = max(map(len, everyone))
-    for i in range(longest):
-        lines = [e[i] if i < len(e) else "nothing" for e in everyone]
-        if len(set(lines)) > 1:
-            told = "; ".join(f"rank {r}: {line}" for r, line in enumerate(lines[:64]))
-            raise ValueError(
-                "all ranks must have the same variables, shapes, types and policies "
-                f"in the same order ({name}), received in place {i}: {told}"
-            )
+    found = first_difference(everyone)
+    if found is not None:
+        place, lines = found
+        told = "; ".join(f"rank {r}: {line}" for r, line in enumerate(lines[:64]))
+        raise ValueError(
+            "all ranks must have the same variables, shapes, types and policies "
+            f"in the same order ({name}), received in place {place}: {told}"
+        )
+
+
+def first_difference(
+    everyone: Sequence[Sequence[str]],
+) -> tuple[int, list[str]] | None:
+    """The first place where not all lists have the same, and what each has there."""
+    for place in range(max(map(len, everyone))):
+        entries = [e[place] if place < len(e) else "nothing" for e in everyone]
+        if len(set(entries)) > 1:
+            return place, entries
+    return None

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tf_basis import callbacks as retracing
 from tf_basis.adapters import tracking
-from tf_basis.distributed import residuals, watch
+from tf_basis.distributed import control, residuals, watch
 from tf_basis.distributed.broadcast import broadcast_variables, native
-from tf_basis.distributed.callbacks import build, is_built
-from tf_basis.distributed.model_state import ModelState
+from tf_basis.distributed.callbacks import build
+from tf_basis.distributed.model_state import ModelState, checked_optimizer
 from tf_basis.distributed.world import World, alone, unique_name
 
 # What TensorFlow makes of an exchange that failed.
@@ -58,16 +58,7 @@ class ElasticStateMixin:
     """
 
     def _start(self, model: Any, values: dict[str, Any]) -> None:
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is None or not hasattr(model, "make_train_function"):
-            raise ValueError(
-                f"model must be a compiled model of either Keras, received {model!r}"
-            )
-        if not is_built(model):
-            raise ValueError(
-                f"model must have its variables: call it on a batch, or build it, "
-                f"before, received the model '{model.name}' without"
-            )
+        optimizer = checked_optimizer(model)
         for each in residuals.nested_optimizers(optimizer):
             for part in (
                 getattr(each, n, None) for n in ("_distribution", "_exchange")
@@ -336,14 +327,14 @@ def _settings(optimizer: Any) -> list[str]:
 def _check_alike(everyone: list[list[str]]) -> None:
     first = everyone[0]
     for rank, lines in enumerate(everyone):
-        for place in range(max(len(first), len(lines))):
-            pair = [x[place] if place < len(x) else "nothing" for x in (first, lines)]
-            if pair[0] != pair[1]:
-                raise ValueError(
-                    "all ranks must have the same variables, types and policies in the "
-                    f"same order, received in place {place}: rank 0: {pair[0]}; rank "
-                    f"{rank}: {pair[1]}"
-                )
+        found = control.first_difference([first, lines])
+        if found is not None:
+            place, (ours, theirs) = found
+            raise ValueError(
+                "all ranks must have the same variables, types and policies in the "
+                f"same order, received in place {place}: rank 0: {ours}; rank "
+                f"{rank}: {theirs}"
+            )
 
 
 @functools.cache

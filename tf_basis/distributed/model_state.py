@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +10,32 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_basis import layout_record
 from tf_basis.distributed import residuals, snapshot
 from tf_basis.distributed.broadcast import name_of, native
 from tf_basis.distributed.callbacks import build, is_built, optimizer_variables
 from tf_basis.distributed.world import World
 
 Named = tuple[str, Callable[[], np.ndarray]]
+
+
+def checked_optimizer(model: Any) -> Any:
+    """The optimizer of a compiled model that has its variables.
+
+    Raises:
+      ValueError: it is no such model.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not hasattr(model, "make_train_function"):
+        raise ValueError(
+            f"model must be a compiled model of either Keras, received {model!r}"
+        )
+    if not is_built(model):
+        raise ValueError(
+            f"model must have its variables: call it on a batch, or build it, "
+            f"before, received the model '{model.name}' without"
+        )
+    return optimizer
 
 
 def build_together(model: Any, everyone: Callable[[Callable], list]) -> None:
@@ -28,16 +47,7 @@ def build_together(model: Any, everyone: Callable[[Callable], list]) -> None:
     """
 
     def look() -> bool:
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is None or not hasattr(model, "make_train_function"):
-            raise ValueError(
-                f"model must be a compiled model of either Keras, received {model!r}"
-            )
-        if not is_built(model):
-            raise ValueError(
-                f"model must have its variables: call it on a batch, or build it, "
-                f"before, received the model '{model.name}' without"
-            )
+        optimizer = checked_optimizer(model)
         return bool(getattr(optimizer, "built", False))
 
     built = everyone(look)
@@ -233,6 +243,6 @@ def _tables(optimizer: Any) -> Iterator[str]:
     for each in residuals.nested_optimizers(optimizer):
         layouts = getattr(getattr(each, "_basis", None), "layouts", {})
         for number, layout in enumerate(layouts.values()):
-            fields = dataclasses.asdict(layout)
+            fields = layout_record.record_of(layout)
             fields.pop("path")  # numbers of layers are in it
             yield f"table {number}: {fields}"

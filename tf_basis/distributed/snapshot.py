@@ -24,6 +24,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
+from tf_basis import replacing
+
 FORMAT = 1
 KIND = "tf_basis distributed checkpoint"
 MANIFEST = "manifest.json"
@@ -55,7 +57,7 @@ def begin(directory: Path) -> str:
     number = max([n for n, _ in folders(directory)], default=0) + 1
     folder = directory / f"checkpoint-{number:08d}"
     folder.mkdir()
-    sync(directory)
+    replacing.flush_entry(directory)
     return folder.name
 
 
@@ -76,7 +78,7 @@ def write_part(
             entries.append({"name": name, "dtype": dtype, "shape": list(array.shape)})
         file.flush()
         os.fsync(file.fileno())
-    sync(path.parent)
+    replacing.flush_entry(path.parent)
     return {
         "file": path.name,
         "bytes": length,
@@ -104,7 +106,7 @@ def finish(folder: Path, content: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, folder / MANIFEST)
-    sync(folder)
+    replacing.flush_entry(folder)
 
 
 def prune(directory: Path, keep: int, newest: str) -> None:
@@ -118,7 +120,7 @@ def prune(directory: Path, keep: int, newest: str) -> None:
             continue
         # Without its manifest first: what is half removed is no checkpoint.
         (folder / MANIFEST).unlink(missing_ok=True)
-        sync(folder)
+        replacing.flush_entry(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -223,12 +225,3 @@ def _length(tensor: dict[str, Any]) -> int:
 def _digest(content: dict[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def sync(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
