@@ -13,6 +13,7 @@ from helpers import (
     make_slices,
     make_variable,
     optimizer_arrays,
+    state_of,
     to_numpy,
     variables_of,
 )
@@ -133,3 +134,79 @@ def test_optimizer_has_only_the_state_it_needs():
     shapes = sorted(a.shape for a in optimizer_arrays(optimizer).values() if a.ndim)
     assert shapes.count((6, 5)) == 2
     assert (500, 4) not in shapes
+
+
+# ---- scalars of one table -----------------------------------------------------------
+
+SCALARS = {
+    "energy": {"scalar_decay": 0.5, "scalar_range": [0.4, 2.0]},
+    "learned": {
+        "invariant_scalar": "learned",
+        "momentum": "shared",
+        "scalar_rule": "sign",
+        "scalar_learning_rate": 0.01,
+        "scalar_frequency_power": 0.5,
+    },
+    "none": {"invariant_scalar": None},
+}
+
+
+@pytest.mark.parametrize("settings", SCALARS.values(), ids=SCALARS)
+def test_scalars_of_one_table_are_those_of_an_optimizer_with_them(
+    flavor, backend, settings, rng
+):
+    """And a table beside it keeps the optimizer's."""
+    start = rng.normal(size=(40, 3)).astype(np.float32)
+    common = {"num_buckets": 6, "moment_dtype": "float16"}
+    own, plain = (TableRun(start, flavor, **common, **s) for s in (settings, {}))
+    tables = [make_variable(start, flavor, name) for name in ("first", "other")]
+    both = make_optimizer(
+        flavor, tables=tables, table_settings={"first": settings}, **common
+    )
+    both.build(tables)
+    for _ in range(4):
+        rows, values = rng.integers(0, 40, 15), rng.normal(size=(15, 3))
+        own.step(rows, values)
+        plain.step(rows, values)
+        slices = make_slices(rows, values, (40, 3))
+        both.apply_gradients([(slices, table) for table in tables])
+    for run, table in zip((own, plain), tables):
+        wanted, found = run.state(), state_of(both, table)
+        assert wanted.keys() == found.keys()
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+    assert not np.array_equal(own.theta, plain.theta)
+    kind = settings.get("invariant_scalar", "energy")
+    if kind != "energy":  # state of another kind is refused
+        with pytest.raises(ValueError, match="invariant_scalar"):
+            plain_both = make_optimizer(flavor, tables=tables, **common)
+            plain_both.build(tables)
+            plain_both._check_fingerprint(both._basis.fingerprint)
+
+
+def test_scalars_of_one_table_are_checked(flavor):
+    def build(kind, settings):
+        from tf_basis import optimizers
+
+        table = make_variable(np.zeros((40, 3)), flavor)
+        made = getattr(optimizers.for_flavor(flavor), kind)(
+            tables=[table], num_buckets=6, table_settings={"table": settings}
+        )
+        made.build([table])
+
+    for kind, settings, words in (
+        ("BasisAdam", {"scalar_range": (2.0, 1.0)}, "scalar_range must be"),
+        ("BasisAdam", {"scalar_rule": "no"}, "scalar_rule must be"),
+        ("BasisSGD", {"invariant_scalar": "energy"}, "invariant_scalar must be"),
+        ("BasisSGD", {"scalar_decay": 0.5}, "may hold"),
+        ("BasisAdagrad", {"invariant_scalar": "learned"}, "invariant_scalar must be"),
+        (
+            "BasisAdam",
+            {"invariant_scalar": "learned", "exclusive_rows": "auto"},
+            "exclusive_rows must not be 'auto'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            build(kind, settings)
+    with pytest.warns(UserWarning, match="keep their scalar at 1"):
+        build("BasisAdam", {"invariant_scalar": "learned"})

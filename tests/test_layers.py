@@ -132,13 +132,18 @@ def test_one_sparse_gradient_for_each_table(flavor):
 # ---- what the optimizer reads -------------------------------------------------------
 
 
+_ITEM = TableConfig(
+    "item", 300, 4, moment_dtype="bfloat16", scalar_range=(0.5, 2.0), scalar_decay=0.9
+)
+
+
 def settings_layer(flavor):
     return collect(
         flavor,
         FeatureConfig(
             "user", TableConfig("user", 400, 4, num_buckets=20, exclusive_rows=5)
         ),
-        FeatureConfig("item", TableConfig("item", 300, 4, moment_dtype="bfloat16")),
+        FeatureConfig("item", _ITEM),
         FeatureConfig("small", TableConfig("small", 30, 4)),
     )
 
@@ -153,6 +158,11 @@ def test_the_optimizer_reads_the_settings(flavor):
     }
     assert state["user"]["second_moment"].shape == (20, 4)
     assert state["item"]["second_moment"].shape == (30, 4)
+    of_item = optimizer._basis.layouts[optimizer._var_key(layer.table("item"))]
+    assert dict(of_item.scalar) == {"scalar_decay": 0.9, "scalar_range": (0.5, 2.0)}
+    assert TableConfig("t", 9, 1, invariant_scalar="none").settings() == {
+        "invariant_scalar": None
+    }
     with pytest.raises(ValueError, match="compressed table"):
         optimizer.table_state(layer.table("small"))
     assert optimizer.table_settings == {}
@@ -209,12 +219,12 @@ def test_a_saved_model_keeps_layer_and_settings(tmp_path):
     assert again.optimizer.table_state(user)["second_moment"].shape == (20, 4)
     for each in (model, again):
         each.fit(x, y, shuffle=False, verbose=0)
+    assert again.get_layer("tables").get_config() == layer.get_config()
     for a, b in zip(model.weights, again.weights):
         np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
 
 
 def test_mixed_precision_keeps_the_gradient_sparse(flavor):
-    keras = keras_of(flavor)
     layer = collect(
         flavor, FeatureConfig("f", TableConfig("t", 9, 2)), dtype="mixed_bfloat16"
     )
@@ -224,7 +234,6 @@ def test_mixed_precision_keeps_the_gradient_sparse(flavor):
     assert out.dtype == tf.bfloat16
     (gradient,) = tape.gradient(loss, layer.trainable_weights)
     assert isinstance(gradient, tf.IndexedSlices) and gradient.dtype == tf.float32
-    assert keras is not None
 
 
 # ---- errors --------------------------------------------------------------------------

@@ -46,6 +46,7 @@ def slot_specs(
 
     `accumulator` is where second moments and row energies start.
     """
+    rule = rule_of(rule, layout)
     n_rows, buckets = layout.mapping.n_rows, layout.mapping.num_buckets
     moment_dtype = tf.as_dtype(layout.moment_dtype)
     slots = {"bucket_steps": ((buckets,), tf.int32, 0)}
@@ -72,11 +73,19 @@ def slot_specs(
     return slots
 
 
-def fit_to_formats(rule: BucketRule, layout: TableLayout) -> BucketRule:
-    """The rule with an epsilon that the format of the second moment can carry."""
-    if rule.second is None or layout.moment_dtype != "float16":
-        return rule
-    return replace(rule, epsilon=max(rule.epsilon, LEAST_FLOAT16_EPSILON))
+def rule_of(rule: BucketRule, layout: TableLayout) -> BucketRule:
+    """The optimizer's rule as one table has it.
+
+    With the scalar that the table sets for itself, and an epsilon that the format of
+    its second moment can carry.
+    """
+    own = dict(layout.scalar)
+    if "scalar_decay" in own:
+        decay = own.pop("scalar_decay")
+        own["energy"] = (decay, 1.0 - decay)
+    if rule.second is not None and layout.moment_dtype == "float16":
+        own["epsilon"] = max(rule.epsilon, LEAST_FLOAT16_EPSILON)
+    return replace(rule, **own)
 
 
 def with_row_ids(gradient: Gradient | None, path: str) -> Gradient | None:

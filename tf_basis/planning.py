@@ -163,7 +163,7 @@ def plan(
         fields["invariant_scalar"] = None
     rule = replace(_RULES[kind], **fields)
     defaults = {"hashing": "balanced", "seed": 0}
-    defaults |= {k: v for k, v in arguments.items() if k in selection.SETTINGS}
+    defaults |= {k: v for k, v in arguments.items() if k in selection.LAYOUT_SETTINGS}
     settings = selection.parse_settings(table_settings, selection.SETTINGS)
     chosen = selection.select_tables(
         selection.parse_tables(tables, _path_of),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ def moved_values(
     """
     part, key = export_manifest.tables_of(optimizer)[number]
     new, slots = part._basis.layouts[key], part._basis.slots[key]
-    old = layout_record.layout_of(theirs)
+    # Scalars are the optimizer's: the slots tell whether those there are of their kind.
+    old = replace(layout_record.layout_of(theirs), scalar=new.scalar)
     needed = set(part._table_slots(old))
     if needed != set(stored):
         raise ValueError(

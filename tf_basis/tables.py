@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ class TableLayout:
       led: whether owners are found during training (`exclusive_rows="auto"`).
       moment_dtype: of both moments: `"float32"`, `"bfloat16"` or `"float16"`.
       energy_dtype: of row energies: `"float32"`, `"bfloat16"` or `"log8"`.
+      scalar: pairs of name and value: what the table sets of its scalars itself.
     """
 
     path: str
@@ -31,6 +33,7 @@ class TableLayout:
     led: bool = False
     moment_dtype: str = "float32"
     energy_dtype: str = "float32"
+    scalar: tuple[tuple[str, Any], ...] = ()
 
     @property
     def first_moment_rows(self) -> int:
@@ -64,6 +67,7 @@ def table_layout(
     momentum: str,
     moment_dtype: str = "float32",
     energy_dtype: str = "float32",
+    scalar: Mapping[str, Any] | None = None,
 ) -> TableLayout:
     """The layout of the variable at `path`.
 
@@ -96,4 +100,13 @@ def table_layout(
             "hashing must not be 'double' and momentum not 'shared', received "
             f"hashing={hashing!r}, momentum={momentum!r} for '{path}'"
         )
-    return TableLayout(path, dim, mapping, momentum, led, moment_dtype, energy_dtype)
+    return TableLayout(
+        path,
+        dim,
+        mapping,
+        momentum,
+        led,
+        moment_dtype,
+        energy_dtype,
+        tuple(sorted((scalar or {}).items())),
+    )

@@ -192,6 +192,8 @@ class EmbeddingCollectionMixin:
             table = dict(table)
             if table["initializer"] is not None:
                 table["initializer"] = initializers.get(table["initializer"])
+            if table["scalar_range"] is not None:
+                table["scalar_range"] = tuple(table["scalar_range"])
             tables[name] = TableConfig(**table)
         features = [
             FeatureConfig(**{**f, "table": tables[f["table"]]})

@@ -17,6 +17,7 @@ _RULES = {
     "vocabulary_size": hyperparameters.count,
     "embedding_dim": hyperparameters.count,
     "combiner": hyperparameters.choice(*COMBINERS),
+    "invariant_scalar": hyperparameters.choice("energy", "learned", "none", None),
 }
 _OF_THE_LAYER = ("name", "vocabulary_size", "embedding_dim", "initializer", "combiner")
 
@@ -42,6 +43,10 @@ class TableConfig:
       exclusive_rows: see `BasisAdam`. Default None: the optimizer's.
       row_frequencies: see `BasisAdam`. Default None.
       momentum: see `BasisAdam`. Default None: the optimizer's.
+      invariant_scalar: `"energy"`, `"learned"` or `"none"` for no scalar. Default
+        None: the optimizer's.
+      scalar_decay, scalar_range, scalar_rule, scalar_learning_rate,
+        scalar_frequency_power: see `BasisAdam`. Default None: the optimizer's.
       hashing: see `BasisAdam`. Default None: the optimizer's.
       seed: see `BasisAdam`. Default None: the optimizer's.
       moment_dtype: see `BasisAdam`. Default None: the optimizer's.
@@ -66,6 +71,12 @@ class TableConfig:
     exclusive_rows: Any = None
     row_frequencies: Any = None
     momentum: str | None = None
+    invariant_scalar: str | None = None
+    scalar_decay: float | None = None
+    scalar_range: tuple[float, float] | None = None
+    scalar_rule: str | None = None
+    scalar_learning_rate: float | None = None
+    scalar_frequency_power: float | None = None
     hashing: str | None = None
     seed: int | None = None
     moment_dtype: str | None = None
@@ -73,6 +84,7 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         own = {name: getattr(self, name) for name in _OF_THE_LAYER}
+        own["invariant_scalar"] = self.invariant_scalar
         hyperparameters.check_all(own, _RULES)
         hyperparameters.check_all(self.settings())
         frequencies = self.row_frequencies
@@ -86,11 +98,14 @@ class TableConfig:
     def settings(self) -> dict[str, Any]:
         """What the optimizer reads: what is not None."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {
+        settings = {
             name: value
             for name, value in values.items()
             if name not in _OF_THE_LAYER and value is not None
         }
+        if self.invariant_scalar == "none":
+            settings["invariant_scalar"] = None
+        return settings
 
 
 @dataclasses.dataclass(frozen=True)

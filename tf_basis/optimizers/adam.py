@@ -58,7 +58,8 @@ class BasisAdamMixin(MigrationMixin, BasisOptimizerMixin):
       table_settings: other settings for some tables: a dict from a pattern, searched
         in the variable path, to a dict of `compression_ratio`, `num_buckets`,
         `exclusive_rows`, `row_frequencies`, `momentum`, `hashing`, `seed`,
-        `moment_dtype`, `energy_dtype`. A pattern must match a table. Default None.
+        `moment_dtype`, `energy_dtype`, `invariant_scalar` and the arguments that
+        start with `scalar_`. A pattern must match a table. Default None.
       min_rows: rows from which on `tables=None` compresses. Default 10,000.
       momentum: `"exclusive"` (default: rows that own their bucket have momentum,
         the others none), `"shared"` or `"none"`.

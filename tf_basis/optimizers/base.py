@@ -17,6 +17,7 @@ from tf_basis.optimizers.fingerprint import FingerprintMixin
 from tf_basis.optimizers.growing import GrowthMixin
 from tf_basis.optimizers.inspection import InspectionMixin
 from tf_basis.optimizers.saving import SavingMixin
+from tf_basis.rules.bucket_rule import BucketRule
 from tf_basis.rules.grouping import sum_duplicates
 from tf_basis.tables import TableLayout
 
@@ -84,7 +85,7 @@ class BasisOptimizerMixin(
         )
         settings = arguments["table_settings"]
         arguments["table_settings"] = selection.parse_settings(
-            settings, self._settings()
+            settings, self._settings(), self._rules
         )
         frequency_lengths = setting_checks.frequency_lengths(
             arguments["row_frequencies"], settings
@@ -109,13 +110,15 @@ class BasisOptimizerMixin(
         chosen = selection.select_tables(self.tables, self.min_rows, variables, path_of)
         chosen = growth.without_dense(chosen, path_of, built.growth)
         built.settings = selection.with_own_settings(
-            self.table_settings, chosen, path_of, self._settings()
+            self.table_settings, chosen, path_of, self._settings(), self._rules
         )
         self._check_settings(chosen)
         if self.tables is None:
             setting_checks.warn_of_large_variables(variables, self.min_rows, path_of)
         # All layouts first: a setting that does not fit leaves nothing half built.
         built.layouts = dict(zip(map(self._var_key, chosen), self._layouts(chosen)))
+        for layout in built.layouts.values():
+            setting_checks.check_scalar(layout, self._rule_of(layout).invariant_scalar)
         self._add_fingerprint()
         delegated = []
         for variable in variables:
@@ -163,7 +166,8 @@ class BasisOptimizerMixin(
         defaults = {
             name: getattr(self, name)
             for name in self._settings()
-            if name not in ("row_frequencies", "momentum")
+            if name in selection.LAYOUT_SETTINGS
+            and name not in ("row_frequencies", "momentum")
         }
         defaults["momentum"] = self._momentum_mode()
         return defaults
@@ -179,6 +183,9 @@ class BasisOptimizerMixin(
 
     def _table_slots(self, layout: TableLayout) -> dict[str, tuple]:
         return engine.slot_specs(layout, self._bucket_rule(decay=False))
+
+    def _rule_of(self, layout: TableLayout, decay: bool = False) -> BucketRule:
+        return engine.rule_of(self._bucket_rule(decay), layout)
 
     def _common_modes(self, decay: bool) -> dict[str, Any]:
         """The fields of a `BucketRule` that every optimizer here has arguments for."""
@@ -247,9 +254,7 @@ class BasisOptimizerMixin(
             engine.step_dense(rule, variable, slots, gradient)
             return
         engine.step_table(
-            engine.fit_to_formats(
-                self._bucket_rule(decay=self._use_weight_decay(variable)), layout
-            ),
+            self._rule_of(layout, decay=self._use_weight_decay(variable)),
             layout,
             variable,
             slots,

@@ -71,7 +71,7 @@ class FingerprintMixin:
         numbers = [_VERSION, _OPTIMIZERS.index(kinds[0])]
         for layout in self._basis.layouts.values():
             record = layout_record.record_of(layout)
-            record["invariant_scalar"] = self.invariant_scalar
+            record["invariant_scalar"] = self._rule_of(layout).invariant_scalar
             numbers += _numbers(record)
         return np.array(numbers, np.int64)
 

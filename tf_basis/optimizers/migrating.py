@@ -166,7 +166,8 @@ class MigrationMixin:
         }
 
     def _fold(self, key: str, source: dict, betas: tuple, step: int) -> None:
-        layout, rule = self._basis.layouts[key], self._bucket_rule(decay=False)
+        layout = self._basis.layouts[key]
+        rule = self._rule_of(layout)
 
         def read(first: int, last: int):
             return [migration.read_rows(source[name], first, last) for name in _SLOTS]
@@ -177,7 +178,8 @@ class MigrationMixin:
             slot.assign(state[name])
 
     def _unfold(self, key: str, target: dict, step: int) -> None:
-        layout, rule = self._basis.layouts[key], self._bucket_rule(decay=False)
+        layout = self._basis.layouts[key]
+        rule = self._rule_of(layout)
         slots = self._basis.slots[key].items()
         state = {name: numbers_of(slot) for name, slot in slots}
         betas = (self.beta_1, self.beta_2)

@@ -141,7 +141,7 @@ class ResizingMixin:
             for name, (shape, dtype, start) in specs.items()
             if name not in moments.OF_ROWS
         }
-        rule = self._bucket_rule(decay=False)
+        rule = self._rule_of(new)
         moved, energies = transfer.move_buckets(old, new, rule, state, fresh, step)
         for name in moved:
             moved[name] = moments.to_format(moved[name], specs[name][1])

@@ -14,8 +14,9 @@ import tensorflow as tf
 from tf_basis import hyperparameters
 from tf_basis.tables import TableLayout, table_layout
 
-# What `table_settings` may set for the tables whose path matches a pattern.
-SETTINGS = (
+# What `table_settings` may set for the tables whose path matches a pattern: the layout
+# of its state, and how its scalars are found.
+LAYOUT_SETTINGS = (
     "compression_ratio",
     "num_buckets",
     "exclusive_rows",
@@ -26,6 +27,15 @@ SETTINGS = (
     "moment_dtype",
     "energy_dtype",
 )
+SCALAR_SETTINGS = (
+    "invariant_scalar",
+    "scalar_decay",
+    "scalar_range",
+    "scalar_rule",
+    "scalar_learning_rate",
+    "scalar_frequency_power",
+)
+SETTINGS = LAYOUT_SETTINGS + SCALAR_SETTINGS
 
 # Where a layer leaves the settings of its table, on the variable.
 OWN_SETTINGS = "_tf_basis_settings"
@@ -52,9 +62,14 @@ def parse_tables(selector: Any, path_of: Callable[[Any], str]) -> Any:
 
 
 def parse_settings(
-    table_settings: Any, allowed: Sequence[str]
+    table_settings: Any,
+    allowed: Sequence[str],
+    rules: Mapping[str, hyperparameters.Rule] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The argument `table_settings`, checked; exclusive rows as numbers or lists."""
+    """The argument `table_settings`, checked; exclusive rows as numbers or lists.
+
+    `rules` come before those of `hyperparameters`.
+    """
     if table_settings is None:
         return {}
     if not isinstance(table_settings, Mapping):
@@ -76,7 +91,9 @@ def parse_settings(
                 f"received {', '.join(map(repr, unknown))}"
             )
         settings = dict(settings)
-        hyperparameters.check_all(settings)
+        hyperparameters.check_all(settings, rules)
+        if "scalar_range" in settings:
+            settings["scalar_range"] = tuple(settings["scalar_range"])
         if settings.get("num_buckets") is not None and "compression_ratio" in settings:
             warnings.warn(
                 f"table_settings[{pattern!r}]: num_buckets decides the buckets, so "
@@ -155,13 +172,15 @@ def with_own_settings(
     variables: Sequence,
     path_of: Callable[[Any], str],
     allowed: Sequence[str],
+    rules: Mapping[str, hyperparameters.Rule] | None = None,
 ) -> dict[str, Mapping[str, Any]]:
     """`table_settings`; for tables that no pattern matches, what their layers say."""
     settings = dict(table_settings)
     for variable in variables:
         path, own = path_of(variable), getattr(variable, OWN_SETTINGS, None)
         if own and not any(re.search(p, path) for p in table_settings):
-            settings |= parse_settings({f"^{re.escape(path)}$": own}, allowed)
+            pattern = f"^{re.escape(path)}$"
+            settings |= parse_settings({pattern: own}, allowed, rules)
     return settings
 
 
@@ -186,7 +205,9 @@ def layout_of(
             f"'{path}' is {dtype.name}"
         )
     settings = settings_of(path, defaults, table_settings)
-    return table_layout(path, tuple(variable.shape), **settings | (overrides or {}))
+    scalar = {k: settings.pop(k) for k in SCALAR_SETTINGS if k in settings}
+    settings |= overrides or {}
+    return table_layout(path, tuple(variable.shape), scalar=scalar, **settings)
 
 
 def settings_of(

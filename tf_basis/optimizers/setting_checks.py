@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tf_basis.tables import TableLayout
+
 Settings = Mapping[str, Mapping[str, Any]]
 
 # A matrix with so many rows a column is hardly anything but an embedding table.
@@ -61,6 +63,29 @@ def check_frequencies(
                 f"of '{path}' (table_settings may give tables frequencies of their "
                 f"own), received {lengths[source]} numbers"
             )
+
+
+def check_scalar(layout: TableLayout, invariant_scalar: str | None) -> None:
+    """Raises, or warns, where the learned scalar of a table could not work.
+
+    Args:
+      layout: of the table.
+      invariant_scalar: what its rows have.
+    """
+    if invariant_scalar != "learned":
+        return
+    if layout.led:
+        raise ValueError(
+            "exclusive_rows must not be 'auto' with invariant_scalar='learned', which "
+            f"moves the scalars of rows that share a first moment: '{layout.path}'"
+        )
+    if layout.momentum != "shared" and "invariant_scalar" in dict(layout.scalar):
+        warnings.warn(
+            f"'{layout.path}': invariant_scalar='learned' moves the scalars of rows "
+            f"that follow a first moment only; with momentum={layout.momentum!r} those "
+            "that share a bucket keep their scalar at 1 (use momentum='shared')",
+            stacklevel=2,
+        )
 
 
 def warn_of_sizes(
