@@ -7,7 +7,7 @@ import doctest
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import keras_of, make_optimizer, to_numpy
+from helpers import make_optimizer, to_numpy
 
 import tf_basis
 from tf_basis import layers
