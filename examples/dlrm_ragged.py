@@ -130,8 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     def part(chosen: np.ndarray) -> tf.data.Dataset:
         places = np.flatnonzero(chosen)
         parts = {name: tf.gather(value, places) for name, value in inputs.items()}
-        label = log.label[places, np.newaxis]
-        return tf.data.Dataset.from_tensor_slices((parts, label))
+        return tf.data.Dataset.from_tensor_slices((parts, log.label[places, None]))
 
     data = part(train).shuffle(len(train), seed=args.seed).batch(args.batch_size)
     model.fit(data, epochs=args.epochs, verbose=verbosity())
