@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_basis.adapters import flavor, keras_modules
 from tf_basis.layers import lookup
+from tf_basis.layers.blocks import by_blocks
 from tf_basis.layers.config import FeatureConfig, TableConfig
 from tf_basis.optimizers.selection import OWN_SETTINGS
 
@@ -216,14 +217,14 @@ class TableMixin:
         """Makes the weight, and leaves the settings on it for the optimizer."""
         del input_shape
         config = self._config
-        initializers = keras_modules.keras_of(self._flavor).initializers
+        keras = keras_modules.keras_of(self._flavor)
         start = config.initializer
         if start is None:
-            start = initializers.VarianceScaling(mode="fan_out")
+            start = keras.initializers.VarianceScaling(mode="fan_out")
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(config.vocabulary_size, config.embedding_dim),
-            initializer=initializers.get(start),
+            initializer=by_blocks(keras.initializers.get(start), keras),
             trainable=True,
             **_NO_AUTOCAST[self._flavor],
         )
