@@ -8,8 +8,8 @@ A model of one `EmbeddingCollection` table and a dense layer is built, compiled 
 that its peak is its own. Printed are the peaks of resident memory of the whole process,
 with Python and TensorFlow, over the bytes of the table.
 
-Claimed: `tf.train.Checkpoint` and `export_saved_model` stay within 1.3 times the bytes of
-a table of 10M x 64. Keras's own files take copies of what they write.
+Claimed: with `tf.train.Checkpoint` and `export_saved_model` the peaks stay within 1.3
+times the bytes of a table of 10M x 64. Keras's own files take copies of what they write.
 """
 
 from __future__ import annotations

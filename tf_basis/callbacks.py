@@ -23,7 +23,8 @@ def retrace(model: Any) -> None:
     Needed after `resize` or `grow_rows` of the optimizer of a model that has been
     trained: the traced step holds the variables that were replaced. Works between and
     inside `fit`, which looks the function up at each step. A `tf.function` of a loop
-    of your own must be made anew.
+    of your own must be made anew. `evaluate` and `predict` trace theirs again when they
+    are called next, as `EmbeddingCollection.grow` needs.
 
     Args:
       model: a compiled model of either Keras.
@@ -38,6 +39,7 @@ def retrace(model: Any) -> None:
             f"model must be a compiled model of either Keras, received {model!r}"
         )
     model.make_train_function(force=True)
+    model.test_function = model.predict_function = None
 
 
 def basis_optimizers(optimizer: Any) -> Iterator[Any]:

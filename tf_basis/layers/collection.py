@@ -10,14 +10,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_basis.adapters import flavor, keras_modules
+from tf_basis.adapters import flavor, keras_modules, weights
 from tf_basis.layers import lookup
 from tf_basis.layers.blocks import by_blocks
 from tf_basis.layers.config import FeatureConfig, TableConfig
+from tf_basis.layers.growing import GrowingMixin
 from tf_basis.optimizers.selection import OWN_SETTINGS
 
 
-class EmbeddingCollectionMixin:
+class EmbeddingCollectionMixin(GrowingMixin):
     """Embeds the features of a model, from tables that they may share.
 
     All ids that go to one table are put together before the lookup, so that a step has
@@ -88,6 +89,9 @@ class EmbeddingCollectionMixin:
                 "axes, received True"
             )
         self._tables = {n: self._table(t) for n, t in sorted(tables.items())}
+        for name, table in self._tables.items() if self._flavor == "keras3" else ():
+            # Keras 3 hides what is in a dict from `tf.train.Checkpoint`.
+            self._track_trackable(table, f"_tables_{name}")
 
     @property
     def features(self) -> tuple[FeatureConfig, ...]:
@@ -211,31 +215,44 @@ class TableMixin:
 
     def __init__(self, config: TableConfig, **kwargs: Any) -> None:
         super().__init__(name=config.name, **kwargs)
-        self._config = config
+        self.config = config
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the weight, and leaves the settings on it for the optimizer."""
         del input_shape
-        config = self._config
-        keras = keras_modules.keras_of(self._flavor)
-        start = config.initializer
-        if start is None:
-            start = keras.initializers.VarianceScaling(mode="fan_out")
         self.embeddings = self.add_weight(
             name="embeddings",
-            shape=(config.vocabulary_size, config.embedding_dim),
-            initializer=by_blocks(keras.initializers.get(start), keras),
+            shape=(self.config.vocabulary_size, self.config.embedding_dim),
+            initializer=self._initializer(),
             trainable=True,
             **_NO_AUTOCAST[self._flavor],
         )
-        if config.settings():
-            setattr(self.embeddings, OWN_SETTINGS, config.settings())
+        _leave_settings(self.embeddings, self.config)
         self.built = True
+
+    def larger(self, config: TableConfig) -> Any:
+        """A weight for a config with more rows, to take the place of this one."""
+        shape = (config.vocabulary_size, config.embedding_dim)
+        made = weights.like(self.embeddings, shape, self._initializer())
+        _leave_settings(made, config)
+        return made
 
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         """The rows with these ids, in the type that the layer computes in."""
         table = self._adapter.tensorflow_variable(self.embeddings)
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
+
+    def _initializer(self) -> Any:
+        keras = keras_modules.keras_of(self._flavor)
+        start = self.config.initializer
+        if start is None:
+            start = keras.initializers.VarianceScaling(mode="fan_out")
+        return by_blocks(keras.initializers.get(start), keras)
+
+
+def _leave_settings(variable: Any, config: TableConfig) -> None:
+    if config.settings():
+        setattr(variable, OWN_SETTINGS, config.settings())
 
 
 # Cast as a whole, a table would have a dense gradient.

@@ -50,7 +50,7 @@ def set_slots(
     optimizer._basis.slots[key] = slots
     for slot in old.values():
         if all(slot is not kept for kept in slots.values()):
-            _empty(slot)
+            empty(slot)
 
 
 def extend_slots(optimizer: Any, key: str, variable: Any, specs: Specs) -> None:
@@ -64,8 +64,8 @@ def extend_slots(optimizer: Any, key: str, variable: Any, specs: Specs) -> None:
     set_slots(optimizer, key, variable, specs, values)
 
 
-def _empty(slot: Any) -> None:
-    """Frees a slot and lets functions that were traced with it fail.
+def empty(slot: Any) -> None:
+    """Frees a replaced variable and lets functions that were traced with it fail.
 
     They would go on training with state that nothing else sees.
     """
