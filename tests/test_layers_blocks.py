@@ -46,8 +46,8 @@ def test_blocks_of_random_values(flavor, dtype):
         assert not (first == other).any(axis=1).all()
         own = tf.cast(make(7)((COUNT, DIM), dtype=dtype), tf.float32)
         np.testing.assert_array_equal(first[:COUNT], own)
-        for values in (first, unseeded):  # rows of different blocks differ
-            assert len(np.unique(values, axis=0)) == ROWS
+        for values in (first, unseeded):  # equal blocks would have few different rows
+            assert len(np.unique(values, axis=0)) > 0.8 * ROWS
         mean, spread = first.mean(), first.std()
         whole = tf.cast(make(3)((4000, DIM), dtype=dtype), tf.float32).numpy()
         assert abs(mean - whole.mean()) < 5 * whole.std() / np.sqrt(ROWS * DIM)
