@@ -9,7 +9,7 @@ that its peak is its own. Printed are peaks of resident memory over the bytes of
 table: of the whole process after each phase, and of all phases without what Python and
 TensorFlow took before them.
 
-Claimed: the latter is at most 1.3 for a table of 10M x 64 with `tf.train.Checkpoint` and
+Claimed: the latter is at most 1.3 for 10M x 64 with `tf.train.Checkpoint` and
 `export_saved_model`. Keras's own files take copies of what they write.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -26,14 +25,6 @@ OPTIMIZERS = [
 keras3_only = pytest.mark.skipif(
     active_flavor() != "keras3",
     reason="a Keras 3 example: it runs in the suite's Keras 3 process",
-)
-tf_keras_only = pytest.mark.skipif(
-    active_flavor() != "tf_keras",
-    reason="a tf_keras example: it runs in the suite's tf_keras process",
-)
-needs_tfrs = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow_recommenders") is None,
-    reason="tensorflow_recommenders is not installed",
 )
 
 
@@ -361,43 +352,3 @@ def test_claim_is_about_the_mean(capsys):
     out = capsys.readouterr().out
     assert out.count("DOES NOT HOLD") == 1
     assert "-0.0025, mean over 2 seeds (-0.0050 to +0.0000)" in out
-
-
-# ---- TensorFlow Recommenders --------------------------------------------------
-
-
-@tf_keras_only
-@needs_tfrs
-def test_two_tower_learns_with_basis_adam(movielens):
-    done = run_example(
-        "tfrs_two_tower.py", "--data", movielens, "--epochs", 3, "--batch-size", 128
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = {}
-    for line in done.stdout.splitlines():
-        if line.startswith(("TFRS metric, ", "new items, ")):
-            table[line[:30].strip()] = [float(v) for v in line[30:].split()]
-    assert list(table) == [
-        "TFRS metric, before training",
-        "TFRS metric, after training",
-        "new items, popularity",
-        "new items, two towers",
-    ]
-    for values in table.values():
-        assert len(values) == 5 and values == sorted(values)
-        assert min(values) >= 0 and max(values) <= 1
-    assert table["TFRS metric, before training"] != table["TFRS metric, after training"]
-    # 60 items: the first 100 hold every one that the training part holds
-    assert (
-        table["new items, popularity"][-1] == table["new items, two towers"][-1] > 0.9
-    )
-    assert "optimizer state, total" in done.stdout
-
-
-@tf_keras_only
-@needs_tfrs
-def test_two_tower_error(tmp_path):
-    done = run_example("tfrs_two_tower.py", "--data", tmp_path / "no.csv")
-    assert done.returncode == 2
-    assert "no.csv: no such file" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -129,6 +129,27 @@ def test_one_sparse_gradient_for_each_table(flavor):
     np.testing.assert_array_equal(dense[[0, 3, 4, 9]], [0.0, 11.0, 1.0, 10.0])
 
 
+def test_masked_places_apart_are_zeros_and_not_looked_up(flavor):
+    """Padding may be outside of the table."""
+    table = TableConfig("t", ROWS, DIM)
+    layer = collect(
+        flavor,
+        FeatureConfig("one", table),
+        FeatureConfig("many", table, (None, 2), (None, 2, DIM)),
+    )
+    ids = {"one": np.array([-1, 7]), "many": np.array([[3, -1], [-1, 9]])}
+    mask = {name: value >= 0 for name, value in ids.items()}
+    with tf.GradientTape() as tape:
+        out = tf.function(layer)(ids, mask=mask)
+        loss = tf.reduce_sum(out["one"]) + tf.reduce_sum(out["many"])
+    (gradient,) = tape.gradient(loss, layer.trainable_weights)
+    assert sorted(gradient.indices.numpy().tolist()) == [3, 7, 9]
+    np.testing.assert_array_equal(gradient.values, np.ones((3, DIM)))
+    padded = np.vstack([to_numpy(layer.table("t")), np.zeros(DIM)])
+    for name, value in out.items():
+        np.testing.assert_array_equal(value, padded[ids[name]])
+
+
 # ---- what the optimizer reads -------------------------------------------------------
 
 

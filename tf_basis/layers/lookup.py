@@ -18,12 +18,14 @@ class Ids(NamedTuple):
         not combined, or each example has the same number of them.
       weights: float32, shape [M], or None.
       shape: of the ids, as a tensor; of examples and their ids with `examples` None.
+      places: where a mask is set, int64, shape [M, rank], if ids are not combined.
     """
 
     values: tf.Tensor
     examples: tf.Tensor | None
     weights: tf.Tensor | None
     shape: tf.Tensor
+    places: tf.Tensor | None = None
 
 
 def ids_of(feature: FeatureConfig, ids: Any, weights: Any, mask: Any) -> Ids:
@@ -57,7 +59,7 @@ def ids_of(feature: FeatureConfig, ids: Any, weights: Any, mask: Any) -> Ids:
         examples = ids.value_rowids() if ragged else ids.indices[:, 0]
         count = ids.nrows() if ragged else ids.dense_shape[0]
         found = Ids(ids.values, tf.cast(examples, tf.int64), weights, count[None])
-    elif mask is not None and feature.combined:
+    elif mask is not None:
         found = _unmasked(feature, ids, weights, mask)
     else:
         flat = None if weights is None else tf.reshape(weights, [-1])
@@ -75,7 +77,10 @@ def combine(feature: FeatureConfig, ids: Ids, vectors: tf.Tensor) -> tf.Tensor:
     elif ids.examples is not None and feature.table.combiner != "sum":
         weights = tf.ones_like(vectors[:, :1])
     if not feature.combined:
-        return tf.reshape(vectors, tf.concat([ids.shape, [dim]], 0))
+        shape = tf.concat([ids.shape, [dim]], 0)
+        if ids.places is None:
+            return tf.reshape(vectors, shape)
+        return tf.scatter_nd(ids.places, vectors, tf.cast(shape, tf.int64))
     if ids.examples is None:
         lead, count = ids.shape[:-1], ids.shape[-1]
 
@@ -157,12 +162,14 @@ def _unmasked(feature: FeatureConfig, ids, weights, mask) -> Ids:
             f"feature '{feature.name}': mask must be boolean, of the shape {ids.shape} "
             f"of its ids, received {mask.dtype.name} {mask.shape}"
         )
-    if len(feature.input_shape) != 2:
+    if feature.combined and len(feature.input_shape) != 2:
         raise ValueError(
             f"feature '{feature.name}': mask must be None with the input_shape "
             f"{feature.input_shape}, received {mask!r}"
         )
     places = tf.where(mask)
+    if not feature.combined:
+        return Ids(tf.gather_nd(ids, places), None, None, tf.shape(ids), places)
     chosen = None if weights is None else tf.gather_nd(weights, places)
     count = tf.shape(ids, tf.int64)[:1]
     return Ids(tf.gather_nd(ids, places), places[:, 0], chosen, count)
