@@ -211,6 +211,23 @@ def test_keras_file_resumes_to_the_same_bits(kind, tmp_path):
     assert state_digest(saved) != state_digest(arrays_of(model))
 
 
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+@pytest.mark.parametrize("kind", ["exclusive", "dense_optimizer", "schedule"])
+def test_a_model_that_was_never_trained(kind, tmp_path):
+    """Keras builds the optimizer when it loads the file of one that was not built."""
+    model, path = (
+        make_click_model(make_saved_optimizer(kind)),
+        str(tmp_path / "m.keras"),
+    )
+    model.save(path)
+    restored = tf.keras.models.load_model(path)
+    for each in (model, restored):
+        train(each, 0, 3)
+    assert_same_bits(arrays_of(model), arrays_of(restored))
+    with pytest.raises(ValueError, match="cannot take this state"):
+        restored.load_weights(path)  # what it has learned would be lost, in part
+
+
 def test_tables_given_as_variables_are_found_again(tmp_path):
     """The config keeps paths, and the variables of a loaded model have them."""
     model = make_click_model("sgd")

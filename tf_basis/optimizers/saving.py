@@ -59,7 +59,14 @@ class SavingMixin:
           ValueError: the file holds the state of another layout.
         """
         values = [store[str(i)] for i in range(len(store.keys()))]
-        self._assign_all(self._own_variables(), values)
+        variables = self._own_variables()
+        if self._is_built() and not int(self.iterations):
+            native = map(self._keras.tensorflow_variable, variables)
+            slots = [v is self._basis.fingerprint for v in native].index(True)
+            if len(values) == slots and not np.asarray(values[0]).any():
+                # Saved before it was built, which a model does when it is loaded.
+                variables = variables[:slots]
+        self._assign_all(variables, values)
 
     def _assign_all(self, variables: list, values: list) -> None:
         # A new optimizer takes the state of a new one, as copies of it do.
