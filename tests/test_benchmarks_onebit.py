@@ -57,10 +57,9 @@ def test_claims_can_fail(benchmark):
         assert made[1]["value"] == pytest.approx(1.6 / one_bit)
 
 
+@pytest.mark.long
 @keras3_only
-@pytest.mark.parametrize(
-    "widths", [(), pytest.param(("64", "32"), marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("widths", [(), ("64", "32")])
 def test_allreduce(benchmark, tmp_path, capsys, widths):
     need_horovod()
     allreduce, link = benchmark("allreduce"), benchmark("link")

@@ -19,6 +19,7 @@ def load_benchmark(name: str):
     return importlib.import_module(name)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(active_flavor() != "keras3", reason="the click model is Keras 3's")
 def test_precision(tmp_path, capsys):
     rng = np.random.default_rng(0)

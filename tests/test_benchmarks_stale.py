@@ -11,6 +11,7 @@ import pytest
 from helpers import ROOT, active_flavor
 
 
+@pytest.mark.long
 @pytest.mark.skipif(active_flavor() != "keras3", reason="the click model is Keras 3's")
 def test_stale_decay(tmp_path, capsys, monkeypatch):
     folder = str(ROOT / "benchmarks")

@@ -121,7 +121,14 @@ def test_a_table_that_is_frozen_later_keeps_its_state(backend):
     assert_same_bits(before, after)
 
 
-@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.1}, {"use_ema": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"global_clipnorm": 0.1},
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({"use_ema": True}, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:use_ema leaves compressed tables out")
 def test_eager_graph_and_xla_agree(options):
     models = [

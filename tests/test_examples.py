@@ -151,6 +151,7 @@ def test_ctr_says_whether_the_claim_holds(ctr_run):
     assert line.endswith(": holds") is result["claim_holds"]
 
 
+@pytest.mark.long
 @keras3_only
 def test_ctr_without_side_information(tmp_path):
     rng = np.random.default_rng(1)
@@ -266,6 +267,7 @@ def test_same_seed_gives_same_model_and_batches(movielens):
     assert sorted(first) == sorted(second) == list(range(50))
 
 
+@pytest.mark.long
 @keras3_only
 def test_training_again_gives_the_same_scores(movielens, capsys):
     import argparse

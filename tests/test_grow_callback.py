@@ -193,6 +193,7 @@ print("same")
 """
 
 
+@pytest.mark.long
 def test_mirrored_replicas_grow_alike():
     """Two logical CPUs, so a process of its own."""
     assert run_python(MIRRORED_SOURCE).stdout.split()[-1] == "same"

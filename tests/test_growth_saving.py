@@ -66,6 +66,7 @@ def test_keras_file_resumes_to_the_same_bits(kind, tmp_path):
     assert_resumes(model, restored)
 
 
+@pytest.mark.long
 def test_keras_file_resumes_in_a_new_process(tmp_path):
     model = make_resized("exclusive")
     path = str(tmp_path / "model.keras")

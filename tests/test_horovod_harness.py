@@ -67,7 +67,7 @@ def test_a_hanging_rank_is_killed_and_shown():
     started = time.monotonic()
     code = "import time\nprint('still here', flush=True)\ntime.sleep(600)"
     with pytest.raises(RanksFailedError, match=r"was killed(?s:.*)still here") as error:
-        run_ranks(code, 2, timeout=9, args=("hang-of-the-harness",))
+        run_ranks(code, 2, timeout=15, args=("hang-of-the-harness",))
     assert time.monotonic() - started < 60
     assert [result.exit_code for result in error.value.results] == [None, None]
     assert not [p for p in marked_processes() if "hang-of-the-harness" in p]

@@ -245,7 +245,9 @@ def test_tables_given_as_variables_are_found_again(tmp_path):
     assert state["second_moment"].shape == (20, 4)
 
 
-@pytest.mark.parametrize("kind", ["exclusive", "dense_optimizer"])
+@pytest.mark.parametrize(
+    "kind", ["exclusive", pytest.param("dense_optimizer", marks=pytest.mark.long)]
+)
 def test_keras_file_resumes_in_a_new_process(kind, tmp_path):
     model = train(make_click_model(make_saved_optimizer(kind)), 0, 3)
     path = str(tmp_path / "model.keras")
