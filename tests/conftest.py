@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 
 # Where the quick run tries tf_keras beside Keras 3 in one process too.
-BOTH_IN_ONE_PROCESS = ("test_basis_adam", "test_ecosystem", "test_errors")
+BOTH_IN_ONE_PROCESS = ("test_basis_adam.py", "test_errors.py")
 # What has little or nothing to do with a flavour of Keras.
 WITHOUT_KERAS = (
     "test_benchmarks",

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_basis import hyperparameters
 from tf_basis._version import __version__
 from tf_basis.distributed import control, snapshot, watch
-from tf_basis.distributed.model_state import ModelState, build_together
+from tf_basis.distributed.rank_state import ModelState, build_together
 from tf_basis.distributed.world import World, unique_name
 
 _COUNT = hyperparameters.integer("of at least 0", lambda v: v >= 0)

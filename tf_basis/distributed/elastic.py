@@ -16,7 +16,7 @@ from tf_basis.adapters import tracking
 from tf_basis.distributed import control, residuals, watch
 from tf_basis.distributed.broadcast import broadcast_variables, native
 from tf_basis.distributed.callbacks import build
-from tf_basis.distributed.model_state import ModelState, checked_optimizer
+from tf_basis.distributed.rank_state import ModelState, checked_optimizer
 from tf_basis.distributed.world import World, alone, unique_name
 
 # What TensorFlow makes of an exchange that failed.
