@@ -43,6 +43,30 @@ def test_fifty_steps_and_fifty_more_are_a_hundred(nursery, tmp_path):
     check_resumes(nursery, tmp_path, KINDS, save_at=50, steps=100)
 
 
+def check_files_resume(nursery, folder, kinds, formats, save_at, steps):
+    common = {"directory": str(folder), "kinds": kinds, "formats": formats}
+    common |= {"save_at": save_at, "steps": steps, "timeout": 1500}
+    whole = nursery.run("straight", 2, **common)
+    parts = nursery.run("resumed_from_files", 2, **common)
+    for rank in range(2):
+        for kind in kinds:
+            for how in formats:
+                assert parts[rank][f"{kind} {how}"] == whole[rank][kind], (kind, how)
+
+
+@ON_KERAS3
+def test_files_of_every_rank_go_on_to_the_same_bits(nursery, tmp_path):
+    check_files_resume(nursery, tmp_path, QUICK, ["export", "weights"], 4, 6)
+
+
+@pytest.mark.long
+def test_files_after_fifty_steps_and_fifty_more_are_a_hundred(nursery, tmp_path):
+    formats = ["export", "keras", "weights", "checkpoint"]
+    if active_flavor() == "tf_keras":
+        formats.append("saved_model")
+    check_files_resume(nursery, tmp_path, KINDS, formats, 50, 100)
+
+
 def check_survives_kills(nursery, folder, kills, steps, seconds):
     """Runs killed at random moments; the last one is left to finish."""
     rng = np.random.default_rng(kills)

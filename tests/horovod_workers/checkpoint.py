@@ -96,7 +96,48 @@ def chain(directory, steps, every, kind="pair"):
     return {**summary(model), "begin": begin}
 
 
-def straight(directory, kinds, save_at, steps):
+def file_of(directory, kind, how):
+    """A file of this rank's own, in a format of Keras, TensorFlow or this package."""
+    end = {"keras": ".keras", "weights": ".weights.h5"}.get(how, "")
+    return f"{directory}/{kind}-{hvd.rank()}-{how}{end}"
+
+
+def save_file(model, how, path):
+    if how == "export":
+        tf_basis.export_saved_model(model, path)
+    elif how == "keras":
+        model.save(path)
+    elif how == "weights":
+        model.save_weights(path)
+    elif how == "checkpoint":
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
+    else:
+        model.save(path, save_format="tf")
+
+
+def load_file(kind, how, path):
+    if how == "keras":
+        return keras.models.load_model(path)
+    if how == "saved_model":
+        model, path = keras.models.load_model(path), f"{path}/variables/variables"
+    else:
+        model = model_of(make(kind))
+    if how == "export":
+        tf_basis.restore_optimizer(model, path)
+        return model
+    model.optimizer.build(model.trainable_variables)
+    if how == "weights":
+        model.load_weights(path)
+    elif how == "checkpoint":
+        both = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        both.read(path).assert_existing_objects_matched()
+    else:
+        state = tf.train.Checkpoint(optimizer=model.optimizer)
+        state.read(path).assert_existing_objects_matched()
+    return model
+
+
+def straight(directory, kinds, save_at, steps, formats=()):
     """All steps in one process; saves in between."""
     results = {}
     for kind in kinds:
@@ -106,8 +147,24 @@ def straight(directory, kinds, save_at, steps):
             step(*batch(number))
             if number + 1 == save_at:
                 distributed.save_checkpoint(f"{directory}/{kind}", model, save_at)
+                for how in formats:
+                    save_file(model, how, file_of(directory, kind, how))
                 saved = summary(model)
         results[kind] = {**summary(model), "saved": saved}
+    return results
+
+
+def resumed_from_files(directory, kinds, save_at, steps, formats):
+    """The same from the files of the ranks, in a process that has made none."""
+    results = {}
+    for kind in kinds:
+        for how in formats:
+            model = load_file(kind, how, file_of(directory, kind, how))
+            restored = summary(model)
+            step = stepper(model)
+            for number in range(save_at, steps):
+                step(*batch(number))
+            results[f"{kind} {how}"] = {**summary(model), "saved": restored}
     return results
 
 
