@@ -103,7 +103,8 @@ def write(directory: Path, content: Mapping[str, Any]) -> None:
     # As it will be read, so that the checksum is of that.
     content = json.loads(json.dumps({**content, "files": files}, default=str))
     content["sha256"] = _checksum(content)
-    (directory / NAME).write_text(json.dumps(content, indent=1) + "\n")
+    # No newline at the end: whatever is cut off is missed.
+    (directory / NAME).write_text(json.dumps(content, indent=1))
 
 
 def read(directory: Path) -> dict[str, Any]:
