@@ -69,8 +69,9 @@ class ResidualOverflowCheckMixin:
         self._batches += 1
         if self._batches == 1 and not any(True for _ in self._channels()):
             raise ValueError(
-                "ResidualOverflowCheck needs an optimizer that exchanges in 1 or 2 "
-                "bits with clip_value given, received "
+                "ResidualOverflowCheck needs an optimizer that exchanges some variable "
+                "in 1 or 2 bits, with clip_value given (a Policy leaves those of fewer "
+                "than min_elements to 16 bits), received "
                 f"'{getattr(self.model.optimizer, 'name', self.model.optimizer)}' "
                 "without"
             )
