@@ -199,6 +199,8 @@ def test_steps_that_are_not_finite_are_skipped(flavor):
         ({"warmup_steps": "soon"}, "warmup_steps must be .* received 'soon'"),
         ({"total_steps": 0}, "total_steps must be None or an integer .* 0"),
         ({"moments": "thawed"}, "moments must be one of 'frozen', 'corrected'"),
+        ({"gamma": [0.5, 1.0]}, r"gamma must be a list of .* in \[0, 1\)"),
+        ({"boundaries": [0.5]}, "gamma must have one number more than boundaries"),
         ({"moments": "corrected"}, "total_steps must be given where .*'corrected'"),
         ({"clipnorm": 1.0}, "clipnorm must be None: .*clip_value.*received 1.0"),
         ({"block": 100}, "block must be an integer that is a multiple of 8.* 100"),

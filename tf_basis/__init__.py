@@ -1,6 +1,6 @@
 """tf_basis: optimizers for embedding tables that are too large for Adam's state."""
 
-from tf_basis import distributed, hashing, layers
+from tf_basis import config, distributed, hashing, layers
 from tf_basis._version import __version__
 from tf_basis.callbacks import GrowBuckets, retrace
 from tf_basis.distributed import OneBitAdam
@@ -16,6 +16,7 @@ __all__ = [
     "GrowBuckets",
     "OneBitAdam",
     "__version__",
+    "config",
     "distributed",
     "export_saved_model",
     "hashing",

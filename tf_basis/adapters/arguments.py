@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_basis import hyperparameters
 
-_RULES = {
+RULES = {
     "gradient_accumulation_steps": hyperparameters.integer(
         "of at least 2", lambda v: v >= 2, optional=True
     ),
@@ -48,8 +48,8 @@ def check(
                 f"{name} must not be given: {kind.__name__} on {flavor} does not have "
                 f"it ({hint}), received {name}={value!r}"
             )
-        if name in _RULES and not _RULES[name].accepts(value):
-            raise ValueError(f"{name} must be {_RULES[name].words}, received {value!r}")
+        if name in RULES and not RULES[name].accepts(value):
+            raise ValueError(f"{name} must be {RULES[name].words}, received {value!r}")
     clipping = {k: received[k] for k in _CLIPPING if received.get(k) is not None}
     if len(clipping) > 1:
         raise ValueError(

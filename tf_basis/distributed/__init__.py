@@ -11,8 +11,11 @@ from tf_basis.adapters import flavor
 from tf_basis.distributed import (
     callbacks,
     checkpoint_callback,
+    drift,
     elastic_callback,
     onebit_adam,
+    overflow,
+    statistics,
 )
 from tf_basis.distributed.batches import any_rank, even_batches
 from tf_basis.distributed.broadcast import broadcast_variables
@@ -27,6 +30,7 @@ from tf_basis.distributed.checkpoint import (
     save_checkpoint,
 )
 from tf_basis.distributed.compression import OneBitCompression
+from tf_basis.distributed.drift import ReplicaDriftError
 from tf_basis.distributed.elastic import ElasticState, elastic_run
 from tf_basis.distributed.exchange import OneBitExchange
 from tf_basis.distributed.metrics import average_metrics
@@ -43,6 +47,9 @@ def for_flavor(name: str) -> SimpleNamespace:
         OneBitAdam=onebit_adam.define(name),
         CheckpointCallback=checkpoint_callback.define(name),
         ElasticCallback=elastic_callback.define(name),
+        GradientStatistics=statistics.define(name),
+        ReplicaDriftCheck=drift.define(name),
+        ResidualOverflowCheck=overflow.define(name),
         **own,
     )
 
@@ -50,7 +57,10 @@ def for_flavor(name: str) -> SimpleNamespace:
 _active = for_flavor(flavor.active())
 CheckpointCallback = _active.CheckpointCallback
 ElasticCallback = _active.ElasticCallback
+GradientStatistics = _active.GradientStatistics
 OneBitAdam = _active.OneBitAdam
+ReplicaDriftCheck = _active.ReplicaDriftCheck
+ResidualOverflowCheck = _active.ResidualOverflowCheck
 
 __all__ = [
     "NORMALIZATION_EVERY_10",
@@ -62,12 +72,16 @@ __all__ = [
     "DistributedOptimizer",
     "ElasticCallback",
     "ElasticState",
+    "GradientStatistics",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "OneBitAdam",
     "OneBitCompression",
     "OneBitExchange",
     "Policy",
+    "ReplicaDriftCheck",
+    "ReplicaDriftError",
+    "ResidualOverflowCheck",
     "Rule",
     "any_rank",
     "average_metrics",

@@ -16,7 +16,7 @@ from tf_basis.distributed.exchange import new_variable
 from tf_basis.distributed.policy import Policy, Rule, Way
 from tf_basis.distributed.world import World, unique_name
 
-_RULES = {
+RULES = {
     "block": EXCHANGE_RULES["block"],
     "clip_value": EXCHANGE_RULES["clip_value"],
     "reset_interval": hyperparameters.integer(
@@ -103,7 +103,7 @@ class OneBitCompression:
             "reset": reset,
             "warmup_steps": warmup_steps,
         }
-        hyperparameters.check_all({**settings, "sparse_values": sparse_values}, _RULES)
+        hyperparameters.check_all({**settings, "sparse_values": sparse_values}, RULES)
         self.policy, self.sparse_values = Policy.of(policy), sparse_values
         self.feedback = Feedback(**settings)
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import numbers
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,25 +16,10 @@ from tf_basis.adapters import flavor, tracking
 from tf_basis.distributed import control, watch
 from tf_basis.distributed.channel import Channel, name_of
 from tf_basis.distributed.compression import OneBitCompression
-from tf_basis.distributed.onebit_rule import OneBitRuleMixin
+from tf_basis.distributed.onebit_rule import RULES, OneBitRuleMixin, check_schedule
 from tf_basis.distributed.policy import Way
 from tf_basis.distributed.world import World, unique_name
 
-_RULES = {
-    "warmup_steps": hyperparameters.Rule(
-        "None, 'auto' or an integer of at least 1",
-        lambda v: (
-            v is None
-            or v == "auto"
-            or (isinstance(v, numbers.Integral) and v is not True and v >= 1)
-        ),
-    ),
-    "total_steps": hyperparameters.integer(
-        "of at least 1", lambda v: v >= 1, optional=True
-    ),
-    "moments": hyperparameters.choice("frozen", "corrected"),
-    "timeout": watch.TIMEOUT_RULE,
-}
 _COMPRESSION = ("block", "clip_value", "reset_interval", "reset", "sparse_values")
 _REFUSED = ("clipnorm", "clipvalue", "global_clipnorm")
 
@@ -62,6 +47,7 @@ class OneBitAdamMixin(OneBitRuleMixin):
         corrected  g = exchange(g_i);   m = γ·m + (1 − γ)·g;   v = γ·v + (1 − γ)·g²
                    θ ← θ − η·m/(√v + ε)
                    γ = 0.9 in the first 10 % of `total_steps`, 0.5 to 80 %, 0.1 after
+                   (`gamma` and `boundaries`)
 
     The variance is frozen because error feedback on gradients that go through Adam's
     own can diverge. Elements that had no gradient in the warm-up have none: they rest
@@ -86,6 +72,9 @@ class OneBitAdamMixin(OneBitRuleMixin):
         alike: its 1-norm has grown by at most 4 % in 1/(1 − β2) steps.
       total_steps: steps of the whole training. Default None; `"corrected"` needs it.
       moments: `"frozen"` (default) or `"corrected"`.
+      gamma: of `"corrected"`: γ of each part of the training. Default (0.9, 0.5, 0.1).
+      boundaries: where a part ends and the next begins, in shares of `total_steps`; one
+        fewer than there are parts. Default (0.1, 0.8).
       policy: a `Policy`, or rules for one. Default: `Policy()`.
       block: elements that share a scale, a multiple of 8. Default 2048.
       clip_value: see `OneBitCompression`. Default None.
@@ -128,6 +117,8 @@ class OneBitAdamMixin(OneBitRuleMixin):
         warmup_steps: int | str | None = None,
         total_steps: int | None = None,
         moments: str = "frozen",
+        gamma: Sequence[float] = (0.9, 0.5, 0.1),
+        boundaries: Sequence[float] = (0.1, 0.8),
         policy: Any = None,
         block: int = 2048,
         clip_value: float | None = None,
@@ -142,7 +133,7 @@ class OneBitAdamMixin(OneBitRuleMixin):
     ) -> None:
         arguments = dict(locals())
         hyperparameters.check_all(
-            {k: v for k, v in arguments.items() if k not in _COMPRESSION}, _RULES
+            {k: v for k, v in arguments.items() if k not in _COMPRESSION}, RULES
         )
         for argument in _REFUSED:
             value = kwargs.pop(argument, None)
@@ -156,6 +147,7 @@ class OneBitAdamMixin(OneBitRuleMixin):
                 "total_steps must be given where moments='corrected': γ depends on it, "
                 "received None"
             )
+        check_schedule(gamma, boundaries)
         compression = OneBitCompression(
             policy, **{k: arguments[k] for k in _COMPRESSION}
         )
@@ -173,6 +165,7 @@ class OneBitAdamMixin(OneBitRuleMixin):
         self.warmup_steps = warmup_steps
         self.total_steps = None if total_steps is None else int(total_steps)
         self.moments, self.timeout = moments, timeout
+        self.gamma, self.boundaries = tuple(gamma), tuple(boundaries)
         self._exchange = _State()
         self._exchange.compression = compression
         self._exchange.process_set = process_set
@@ -369,6 +362,8 @@ class OneBitAdamMixin(OneBitRuleMixin):
             "warmup_steps": self.warmup_steps,
             "total_steps": self.total_steps,
             "moments": self.moments,
+            "gamma": list(self.gamma),
+            "boundaries": list(self.boundaries),
             "policy": self.compression.policy.get_config(),
             **{
                 k: v

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import tensorflow as tf
 
-from tf_basis.distributed import control, rows
+from tf_basis import hyperparameters
+from tf_basis.distributed import control, rows, watch
 from tf_basis.distributed.channel import Channel, Pieces
 from tf_basis.ops import onebit_ops
 from tf_basis.ops.onebit_ops import Scales, Target
@@ -18,7 +20,52 @@ _DEFAULT_WARMUP = 500
 # Tang et al.: the variance has settled when its norm grows by less than this ratio
 # in the 1/(1 − β2) steps that it remembers.
 _SETTLED = 0.96
-_GAMMAS = ((0.1, 0.9), (0.8, 0.5), (math.inf, 0.1))
+
+
+def _is_ascending(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and all(_BETWEEN.accepts(v) for v in value)
+        and list(value) == sorted(set(value))
+    )
+
+
+_BETWEEN = hyperparameters.real("between 0 and 1", lambda v: 0 < v < 1)
+RULES = {
+    "warmup_steps": hyperparameters.Rule(
+        "None, 'auto' or an integer of at least 1",
+        lambda v: (
+            v is None
+            or v == "auto"
+            or (isinstance(v, numbers.Integral) and v is not True and v >= 1)
+        ),
+    ),
+    "total_steps": hyperparameters.integer(
+        "of at least 1", lambda v: v >= 1, optional=True
+    ),
+    "moments": hyperparameters.choice("frozen", "corrected"),
+    "gamma": hyperparameters.Rule(
+        "a list of at least one number in [0, 1)",
+        lambda v: (
+            isinstance(v, (list, tuple))
+            and len(v) > 0
+            and all(hyperparameters.RULES["beta_1"].accepts(g) for g in v)
+        ),
+    ),
+    "boundaries": hyperparameters.Rule(
+        "a list of numbers between 0 and 1, each above the one before", _is_ascending
+    ),
+    "timeout": watch.TIMEOUT_RULE,
+}
+
+
+def check_schedule(gamma: Sequence[float], boundaries: Sequence[float]) -> None:
+    """Raises ValueError unless there is one γ more than there are boundaries."""
+    if len(gamma) != len(boundaries) + 1:
+        raise ValueError(
+            "gamma must have one number more than boundaries, received "
+            f"gamma={list(gamma)} and boundaries={list(boundaries)}"
+        )
 
 
 class OneBitRuleMixin:
@@ -188,11 +235,11 @@ class OneBitRuleMixin:
         onebit_ops.move(targets, m / (tf.sqrt(v) + self.epsilon) * rate, decay)
 
     def _gamma(self, step: tf.Tensor) -> tf.Tensor:
-        gamma = tf.constant(_GAMMAS[-1][1])
-        for end, value in reversed(_GAMMAS[:-1]):
-            # In integers: 0.1 · total_steps is not exact.
-            within = step * 10 <= round(end * 10) * self.total_steps
-            gamma = tf.where(within, tf.constant(value), gamma)
+        gamma = tf.constant(self.gamma[-1])
+        for end, value in reversed(list(zip(self.boundaries, self.gamma))):
+            # As the decimal it was written as: 0.1 · total_steps is not exact.
+            last = int(Fraction(str(end)) * self.total_steps)
+            gamma = tf.where(step <= last, tf.constant(value), gamma)
         return gamma
 
     # ---- the end of the warm-up ----------------------------------------------------

@@ -13,7 +13,7 @@ BITS = (1, 2, 16, 32)
 _NORMALIZATION = ("gamma", "beta", "scale", "moving_mean", "moving_variance")
 _CONVOLUTION = ("depthwise_kernel", "pointwise_kernel")
 
-_RULES = {
+RULES = {
     "bits": hyperparameters.choice(*BITS),
     "interval": hyperparameters.integer("of at least 1", lambda v: v >= 1),
     "min_elements": hyperparameters.integer("of at least 0", lambda v: v >= 0),
@@ -86,7 +86,7 @@ class Policy:
     def __init__(
         self, rules: Iterable[Rule | Sequence[Any]] = (), min_elements: int = 1024
     ) -> None:
-        hyperparameters.check("min_elements", min_elements, _RULES["min_elements"])
+        hyperparameters.check("min_elements", min_elements, RULES["min_elements"])
         self.rules = tuple(_rule(r) for r in rules)
         self.min_elements = min_elements
 
@@ -161,13 +161,13 @@ def _rule(value: Any) -> Rule:
             f"received {value!r}"
         ) from None
     for name, each in rule._asdict().items():
-        hyperparameters.check(name, each, _RULES[name])
+        hyperparameters.check(name, each, RULES[name])
     if rule.match not in KINDS:
         try:
             re.compile(rule.match)
         except re.error as error:
             raise ValueError(
-                f"match must be {_RULES['match'].words}, received {rule.match!r} "
+                f"match must be {RULES['match'].words}, received {rule.match!r} "
                 f"({error})"
             ) from None
     return rule
