@@ -421,6 +421,14 @@ def test_bad_data(arguments, data, words):
     assert not encoder.row_frequencies().any()
 
 
+def test_one_id_without_rows_for_others(flavor):
+    encoder = make(flavor, num_oov=0)
+    encoder.adapt(["a", "b", "a"])
+    assert int(encoder(tf.constant("b"))) == 1
+    rows = tf.data.Dataset.from_tensor_slices(["a", "b"]).map(encoder)
+    assert [int(row) for row in rows] == [0, 1]
+
+
 def test_bad_calls(flavor):
     encoder = make(flavor, name="e", num_oov=0)
     with pytest.raises(ValueError, match="'e' has no vocabulary: call its adapt"):

@@ -257,6 +257,38 @@ def test_mixed_precision_keeps_the_gradient_sparse(flavor):
     assert isinstance(gradient, tf.IndexedSlices) and gradient.dtype == tf.float32
 
 
+def test_files_of_a_model_in_which_the_first_table_grew(tmp_path):
+    """The optimizer made anew has the tables in the model's order."""
+    keras, flavor = tf.keras, tf_basis.adapters.flavor.active()
+
+    def build(rows):
+        first = TableConfig("first", rows, 4, num_buckets=3)
+        second = TableConfig("second", 20, 4, num_buckets=5)
+        inputs = {n: keras.Input((), dtype="int64", name=n) for n in "ab"}
+        features = [FeatureConfig("a", first), FeatureConfig("b", second)]
+        layer = collect(flavor, *features, concatenate=True, name="tables")
+        return keras.Model(inputs, keras.layers.Dense(1, name="d")(layer(inputs)))
+
+    model = build(10)
+    model.compile(make_optimizer(learning_rate=0.01), "mse")
+    x, y = {n: tf.constant([1, 2]) for n in "ab"}, tf.constant([[0.0], [1.0]])
+    model.fit(x, y, verbose=0)
+    model.get_layer("tables").grow("first", 30, model.optimizer)
+    tf_basis.retrace(model)
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    tf_basis.export_saved_model(model, tmp_path / "export")
+    loaded, restored = keras.models.load_model(tmp_path / "model.keras"), build(30)
+    restored.compile(type(model.optimizer).from_config(model.optimizer.get_config()))
+    tf_basis.restore_optimizer(restored, tmp_path / "export")
+    restored.compile(restored.optimizer, "mse")
+    for each in (model, loaded, restored):
+        each.fit(x, y, verbose=0)
+    for each in (loaded, restored):
+        for a, b in zip(model.weights, each.weights):
+            np.testing.assert_array_equal(to_numpy(a), to_numpy(b))
+
+
 # ---- errors --------------------------------------------------------------------------
 
 TABLE = TableConfig("t", ROWS, DIM)
@@ -296,6 +328,37 @@ def test_bad_inputs_name_the_feature(flavor, arguments, error, words, function):
     call = tf.function(layer.call) if function else layer.call
     with pytest.raises(kind, match=words):
         call(*values)
+
+
+def test_bad_shapes_name_the_feature(flavor):
+    """Known when it is traced, or when it runs."""
+    pair = [FeatureConfig("a", TABLE), FeatureConfig("b", TABLE, (None, 3))]
+    layer = collect(flavor, *pair, concatenate=True)
+    ids = {"a": tf.constant([1, 2]), "b": tf.ones([2, 3], tf.int32)}
+    assert layer(ids).shape == (2, 2 * DIM)
+    words = r"feature \W*b\W*: ids must have the shape \(None, 3\), received"
+    with pytest.raises(ValueError, match=words):
+        layer.call({**ids, "b": tf.ones([2, 2], tf.int32)})
+    for spec, wrong in (([None, None], [2, 2]), (None, [2, 3, 1])):
+        call = tf.function(lambda b: layer.call({**ids, "b": b})).get_concrete_function(
+            tf.TensorSpec(spec, tf.int32)
+        )
+        call(ids["b"])
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            call(tf.ones(wrong, tf.int32))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many examples each"):
+        layer.call({**ids, "a": tf.constant([1])})
+    outside = tf.SparseTensor([[7, 0]], [1], [2, 3])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"b\W*: .* of examples in"
+    ):
+        layer.call({**ids, "b": outside})
+    with pytest.raises(ValueError, match="b': ids must be integers, received None"):
+        layer.call({**ids, "b": None})
+    with pytest.raises(ValueError, match="b': weights must be numbers"):
+        layer.call(ids, weights={"b": tf.fill([2, 3], "x")})
+    with pytest.raises(ValueError, match="must be FeatureConfigs, received 'a'"):
+        collect(flavor, "a")
 
 
 @pytest.mark.parametrize(

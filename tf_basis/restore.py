@@ -85,7 +85,10 @@ def restore_optimizer(
     extra = {p for p in slots if p[0] not in changed} - {p for _, _, p in same}
     if extra:
         lacks = [slots[place]["name"] for place in sorted(extra)]
-        raise ValueError(f"the optimizer lacks state that the export has: {lacks}")
+        raise ValueError(
+            f"the optimizer lacks state that the export has: {lacks} (another "
+            "invariant_scalar, scalar_frequency_power or stale_decay keeps other state)"
+        )
     entries = [slots.get(place) for _, _, place in same]
     pairs += _matched([v[:2] for v in same], entries, "optimizer")
     if weights:
@@ -139,7 +142,11 @@ def _matched(
         )
     for (name, variable), entry in zip(ours, theirs):
         if entry is None:
-            raise ValueError(f"the {whose} has '{name}', which the export lacks")
+            raise ValueError(
+                f"the {whose} has '{name}', which the export lacks (another "
+                "invariant_scalar, scalar_frequency_power or stale_decay keeps other "
+                "state)"
+            )
         dtype, shape = tf.as_dtype(variable.dtype).name, variable.shape
         if (
             not _same_path(name, entry["name"])

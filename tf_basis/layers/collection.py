@@ -67,6 +67,11 @@ class EmbeddingCollectionMixin(GrowingMixin):
     ) -> None:
         super().__init__(**kwargs)
         self._feature_configs = tuple(features)
+        for feature in self._feature_configs:
+            if not isinstance(feature, FeatureConfig):
+                raise ValueError(
+                    f"features must be FeatureConfigs, received {feature!r}"
+                )
         self.concatenate = concatenate
         names = [f.name for f in self._feature_configs]
         if not names or len(set(names)) != len(names):
@@ -135,7 +140,10 @@ class EmbeddingCollectionMixin(GrowingMixin):
                 shape = tf.TensorShape(feature.output_shape)
                 outputs[feature.name] = tf.ensure_shape(out, shape)
         ordered = {f.name: outputs[f.name] for f in self._feature_configs}
-        return tf.concat(list(ordered.values()), -1) if self.concatenate else ordered
+        if not self.concatenate:
+            return ordered
+        with tf.control_dependencies([lookup.same_examples(found)]):
+            return tf.concat(list(ordered.values()), -1)
 
     def compute_mask(self, *args: Any, **kwargs: Any) -> None:
         """What was masked is not in the output."""

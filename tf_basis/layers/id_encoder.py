@@ -312,7 +312,8 @@ class IdEncoderMixin:
         words = (
             f"ids of '{self.name}' must be in its vocabulary with num_oov=0, received"
         )
-        unknown = tf.boolean_mask(ids, outside)[:8]
+        flat = [tf.reshape(x, [-1]) for x in (ids, outside)]  # no mask is a scalar
+        unknown = tf.boolean_mask(*flat)[:8]
         known = tf.debugging.Assert(tf.size(unknown) == 0, [words, unknown])
         with tf.control_dependencies([] if known is None else [known]):
             return tf.identity(rows)

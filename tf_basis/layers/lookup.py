@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -38,11 +40,19 @@ def ids_of(feature: FeatureConfig, ids: Any, weights: Any, mask: Any) -> Ids:
     """
     kind = _kind_of(ids)
     if kind == "dense":
-        ids = tf.convert_to_tensor(ids)
+        try:
+            ids = tf.convert_to_tensor(ids)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{_of(feature)} must be integers, received {reprlib.repr(ids)}"
+            ) from None
     if not ids.dtype.is_integer:
         raise ValueError(f"{_of(feature)} must be integers, received {ids.dtype.name}")
     rank = len(feature.input_shape)
-    if ids.shape.rank is not None and ids.shape.rank != rank:
+    rigid = kind == "dense" and mask is None  # others have any number for an example
+    if (ids.shape.rank is not None and ids.shape.rank != rank) or (
+        rigid and not ids.shape.is_compatible_with(feature.input_shape)
+    ):
         raise ValueError(
             f"{_of(feature)} must have the shape {feature.input_shape}, received "
             f"{ids.shape}"
@@ -58,10 +68,14 @@ def ids_of(feature: FeatureConfig, ids: Any, weights: Any, mask: Any) -> Ids:
         ragged = kind == "ragged"
         examples = ids.value_rowids() if ragged else ids.indices[:, 0]
         count = ids.nrows() if ragged else ids.dense_shape[0]
-        found = Ids(ids.values, tf.cast(examples, tf.int64), weights, count[None])
+        examples = tf.cast(examples, tf.int64)
+        if not ragged:
+            examples = _within(feature, examples, count)
+        found = Ids(ids.values, examples, weights, count[None])
     elif mask is not None:
         found = _unmasked(feature, ids, weights, mask)
     else:
+        ids = _of_shape(feature, ids)
         flat = None if weights is None else tf.reshape(weights, [-1])
         found = Ids(tf.reshape(ids, [-1]), None, flat, tf.shape(ids))
     return _checked(feature, found)
@@ -144,6 +158,11 @@ def _weights(feature: FeatureConfig, kind: str, ids: Any, weights: Any) -> tf.Te
         ours, theirs = weights.indices, ids.indices
         weights = weights.values
     if not weights.dtype.is_floating:
+        if not (weights.dtype.is_integer or weights.dtype.is_bool):
+            raise ValueError(
+                f"feature '{feature.name}': weights must be numbers, received "
+                f"{weights.dtype.name}"
+            )
         weights = tf.cast(weights, tf.float32)
     same = tf.reduce_all(tf.equal(tf.shape(ours), tf.shape(theirs)))
     alike = tf.cond(
@@ -173,6 +192,39 @@ def _unmasked(feature: FeatureConfig, ids, weights, mask) -> Ids:
     chosen = None if weights is None else tf.gather_nd(weights, places)
     count = tf.shape(ids, tf.int64)[:1]
     return Ids(tf.gather_nd(ids, places), places[:, 0], chosen, count)
+
+
+def _of_shape(feature: FeatureConfig, ids: tf.Tensor) -> tf.Tensor:
+    """Dense ids; when it runs, of the `input_shape`, where the trace did not know."""
+    shape = feature.input_shape
+    words = f"{_of(feature)} must have the shape {shape}, received"
+    if ids.shape.rank is None:
+        good = tf.equal(tf.rank(ids), len(shape))
+        with tf.control_dependencies([_assert(good, [words, tf.shape(ids)])]):
+            ids = tf.identity(ids)
+        ids.set_shape([None] * len(shape))
+    places = [i for i, n in enumerate(shape) if i and n is not None]
+    if not places or ids.shape[1:].is_fully_defined():
+        return ids
+    sizes = tf.gather(tf.shape(ids), places)
+    good = tf.reduce_all(sizes == [shape[i] for i in places])
+    with tf.control_dependencies([_assert(good, [words, tf.shape(ids)])]):
+        return tf.identity(ids)
+
+
+def _within(feature: FeatureConfig, examples: tf.Tensor, count: Any) -> tf.Tensor:
+    """The examples of sparse ids, which are in [0, count)."""
+    good = tf.reduce_all((examples >= 0) & (examples < count))
+    words = f"{_of(feature)} must be of examples in [0, dense_shape[0]), received"
+    with tf.control_dependencies([_assert(good, [words, examples])]):
+        return tf.identity(examples)
+
+
+def same_examples(found: Mapping[str, Ids]) -> tf.Operation:
+    """Fails when it runs where features have different numbers of examples."""
+    counts = tf.stack([tf.cast(ids.shape[0], tf.int64) for ids in found.values()])
+    words = f"features {list(found)} must have as many examples each, received"
+    return _assert(tf.reduce_all(counts == counts[0]), [words, counts])
 
 
 def _checked(feature: FeatureConfig, ids: Ids) -> Ids:

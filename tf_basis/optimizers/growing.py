@@ -96,8 +96,10 @@ class GrowthMixin(ResizingMixin):
             tracking.rebind(self.dense_optimizer, old_variable, new_variable)
             built.delegated = (built.delegated - {key}) | {new_key}
         for by_key in (built.slots, built.layouts, built.paths, built.variables):
-            if key in by_key:
-                by_key[new_key] = by_key.pop(key)
+            # In its place: an optimizer that is made anew has the tables in that order.
+            items = [(new_key if k == key else k, v) for k, v in by_key.items()]
+            by_key.clear()
+            by_key.update(items)
         built.paths[new_key], built.variables[new_key] = path, new_variable
         self._update_fingerprint()
         if table and num_buckets is not None:
