@@ -54,11 +54,6 @@ def check_files_resume(nursery, folder, kinds, formats, save_at, steps):
                 assert parts[rank][f"{kind} {how}"] == whole[rank][kind], (kind, how)
 
 
-@ON_KERAS3
-def test_files_of_every_rank_go_on_to_the_same_bits(nursery, tmp_path):
-    check_files_resume(nursery, tmp_path, QUICK, ["export", "weights"], 4, 6)
-
-
 @pytest.mark.long
 def test_files_after_fifty_steps_and_fifty_more_are_a_hundred(nursery, tmp_path):
     formats = ["export", "keras", "weights", "checkpoint"]

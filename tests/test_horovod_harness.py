@@ -63,6 +63,7 @@ def test_survivors_of_a_dead_rank_report():
     assert "HorovodAllreduce" in first.value
 
 
+@pytest.mark.long
 def test_a_hanging_rank_is_killed_and_shown():
     started = time.monotonic()
     code = "import time\nprint('still here', flush=True)\ntime.sleep(600)"
