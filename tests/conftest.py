@@ -55,12 +55,19 @@ SWEEPS = ("test_family_", "test_parity.py", "test_contract.py")
 # Whole models: what the twin does is what the op does, which the sweeps show.
 OF_MODELS = (
     "test_basis_adam_fit.py",
+    "test_basis_adam_indices.py",
     "test_ecosystem",
     "test_grow_",
     "test_migration_models.py",
     "test_reported_cases.py",
     "test_sparse_",
 )
+# Slow to start, and hardly another thing on tf_keras: long there.
+STARTED_ON_KERAS3 = {
+    "test_debugging.py": "checks",
+    "test_distributed_checkpoint.py": "nursery",
+    "test_sparse_replicas.py": "flavor",
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
@@ -69,8 +76,8 @@ def pytest_collection_modifyitems(config, items):
 
     Of tests of both flavours, that of tf_keras leaves out the Keras 3 half, and in
     that of Keras 3 the tf_keras half is long, but for a sample. Of sweeps all but every
-    fifth are long, and in that of tf_keras tests without Keras. Tests of whole models
-    are long with the twin.
+    fifth are long, and in that of tf_keras tests without Keras and those that start
+    much. Tests of whole models are long with the twin.
     """
     active, kept, done = active_flavor(), [], []
     sweep = 0
@@ -86,6 +93,7 @@ def pytest_collection_modifyitems(config, items):
             again = other and not name.startswith(BOTH_IN_ONE_PROCESS)
         else:
             again = name.startswith(WITHOUT_KERAS)
+            again |= STARTED_ON_KERAS3.get(name) in item.fixturenames
         if again or (twin and name.startswith(OF_MODELS)):
             item.add_marker(pytest.mark.long)
         (done if other and active == "tf_keras" else kept).append(item)

@@ -9,8 +9,6 @@ from horovod_helpers import need_horovod
 from horovod_nursery import Nursery
 
 KINDS = ["BasisAdam", "BasisSGD", "BasisAdagrad", "OneBitAdam", "pair", "accumulating"]
-# Not again in the quick run on tf_keras: nothing of Keras decides it.
-ON_KERAS3 = pytest.mark.long if active_flavor() == "tf_keras" else lambda test: test
 QUICK = ["accumulating"]  # tables, interval, clipping and accumulation in one
 
 
@@ -80,7 +78,6 @@ def check_survives_kills(nursery, folder, kills, steps, seconds):
         assert {**mine, "begin": 0} == whole
 
 
-@ON_KERAS3
 def test_runs_that_are_killed_end_at_the_same_bits(nursery, tmp_path):
     check_survives_kills(nursery, tmp_path, kills=3, steps=60, seconds=0.7)
 

@@ -314,7 +314,9 @@ def test_rows_behind_int32_in_the_op(large_table, num_buckets, dtype):
     assert len(buckets) == len(rows)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize(
+    "dtype", ["int32", pytest.param("int64", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("hashing", ["balanced", "murmur3", "double", "consistent"])
 def test_rows_behind_int32_in_the_twin(dtype, hashing):
     """The graph of a step on a large table, never run: all rows go by int64."""
