@@ -16,6 +16,10 @@ from tf_basis.export_manifest import Entry
 
 Pair = tuple[Entry, tf.Variable]
 
+_OTHER_STATE = (
+    "another invariant_scalar, scalar_frequency_power or stale_decay keeps other state"
+)
+
 
 def restore_optimizer(
     model: Any, path: Any, *, weights: bool = True, migrate: bool = False
@@ -86,8 +90,7 @@ def restore_optimizer(
     if extra:
         lacks = [slots[place]["name"] for place in sorted(extra)]
         raise ValueError(
-            f"the optimizer lacks state that the export has: {lacks} (another "
-            "invariant_scalar, scalar_frequency_power or stale_decay keeps other state)"
+            f"the optimizer lacks state that the export has: {lacks} ({_OTHER_STATE})"
         )
     entries = [slots.get(place) for _, _, place in same]
     pairs += _matched([v[:2] for v in same], entries, "optimizer")
@@ -143,9 +146,7 @@ def _matched(
     for (name, variable), entry in zip(ours, theirs):
         if entry is None:
             raise ValueError(
-                f"the {whose} has '{name}', which the export lacks (another "
-                "invariant_scalar, scalar_frequency_power or stale_decay keeps other "
-                "state)"
+                f"the {whose} has '{name}', which the export lacks ({_OTHER_STATE})"
             )
         dtype, shape = tf.as_dtype(variable.dtype).name, variable.shape
         if (

@@ -18,8 +18,6 @@ from tf_basis.distributed.callbacks import optimizer_variables
 from tf_basis.distributed.residuals import local_state
 from tf_basis.distributed.world import World, unique_name
 
-_COUNT = hyperparameters.integer("of at least 1", lambda v: v >= 1)
-
 
 class ReplicaDriftError(RuntimeError):
     """Ranks that should have the same weights do not."""
@@ -71,7 +69,7 @@ class ReplicaDriftCheckMixin:
     ) -> None:
         super().__init__()
         for name, value, rule in [
-            ("every", every, _COUNT),
+            ("every", every, hyperparameters.count),
             ("optimizer", optimizer, hyperparameters.flag),
             ("non_trainable", non_trainable, hyperparameters.flag),
             ("timeout", timeout, watch.TIMEOUT_RULE),

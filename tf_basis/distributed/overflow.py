@@ -14,8 +14,6 @@ from tf_basis.adapters import keras_modules
 from tf_basis.distributed.channel import Channel
 from tf_basis.distributed.residuals import exchangers
 
-_COUNT = hyperparameters.integer("of at least 1", lambda v: v >= 1)
-
 
 class ResidualOverflowCheckMixin:
     """Warns when gradient and residual of an element reach `clip_value` in `fit`.
@@ -48,7 +46,7 @@ class ResidualOverflowCheckMixin:
 
     def __init__(self, every: int = 100) -> None:
         super().__init__()
-        hyperparameters.check("every", every, _COUNT)
+        hyperparameters.check("every", every, hyperparameters.count)
         self.every = every
         self.clipped: dict[str, int] = {}
         self._before: dict[str, int] = {}

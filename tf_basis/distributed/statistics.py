@@ -18,7 +18,6 @@ from tf_basis.ops import dispatch
 from tf_basis.rules.grouping import sum_duplicates
 
 NAMES = ("mean", "std", "min", "max", "zeros", "non_finite")
-_COUNT = hyperparameters.integer("of at least 1", lambda v: v >= 1)
 _RANKS = hyperparameters.Rule(
     "None or a list of ranks, integers of at least 0",
     lambda v: v is None or (isinstance(v, (list, tuple)) and all(map(_is_rank, v))),
@@ -85,7 +84,7 @@ class GradientStatisticsMixin:
     ) -> None:
         super().__init__()
         for name, value, rule in [
-            ("every", every, _COUNT),
+            ("every", every, hyperparameters.count),
             ("ranks", ranks, _RANKS),
             ("log_dir", log_dir, _FOLDER),
             ("logs", logs, hyperparameters.flag),
