@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tf_basis.optimizers import setting_checks
 from tf_basis.optimizers.base import BasisOptimizerMixin
 from tf_basis.optimizers.migrating import MigrationMixin
 from tf_basis.rules import adam
@@ -161,18 +161,8 @@ class BasisAdamMixin(MigrationMixin, BasisOptimizerMixin):
         name: str = "basis_adam",
         **kwargs: Any,
     ) -> None:
-        if invariant_scalar == "learned" and exclusive_rows == "auto":
-            raise ValueError(
-                "exclusive_rows must not be 'auto' with invariant_scalar='learned', "
-                "which moves the scalars of rows that share a first moment"
-            )
-        if invariant_scalar == "learned" and momentum != "shared":
-            warnings.warn(
-                "invariant_scalar='learned' moves the scalars of rows that follow a "
-                f"first moment only; with momentum={momentum!r} the rows that share "
-                "a bucket keep their scalar at 1 (use momentum='shared')",
-                stacklevel=2,
-            )
+        led = isinstance(exclusive_rows, str) and exclusive_rows == "auto"
+        setting_checks.check_scalar(invariant_scalar, led, momentum)
         self._initialize(locals())
 
     def _bucket_rule(self, decay: bool) -> BucketRule:

@@ -118,7 +118,11 @@ class BasisOptimizerMixin(
         # All layouts first: a setting that does not fit leaves nothing half built.
         built.layouts = dict(zip(map(self._var_key, chosen), self._layouts(chosen)))
         for layout in built.layouts.values():
-            setting_checks.check_scalar(layout, self._rule_of(layout).invariant_scalar)
+            kind = self._rule_of(layout).invariant_scalar
+            own = "invariant_scalar" in dict(layout.scalar)
+            # Of a scalar for all tables the optimizer has warned when it was made.
+            momentum = layout.momentum if own else "shared"
+            setting_checks.check_scalar(kind, layout.led, momentum, layout.path)
         self._add_fingerprint()
         delegated = []
         for variable in variables:

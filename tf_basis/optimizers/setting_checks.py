@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tf_basis.tables import TableLayout
-
 Settings = Mapping[str, Mapping[str, Any]]
 
 # A matrix with so many rows a column is hardly anything but an embedding table.
@@ -65,26 +63,31 @@ def check_frequencies(
             )
 
 
-def check_scalar(layout: TableLayout, invariant_scalar: str | None) -> None:
-    """Raises, or warns, where the learned scalar of a table could not work.
+def check_scalar(
+    invariant_scalar: str | None, led: bool, momentum: str, table: str | None = None
+) -> None:
+    """Raises, or warns, where a learned scalar could not work.
 
     Args:
-      layout: of the table.
-      invariant_scalar: what its rows have.
+      invariant_scalar: what rows have.
+      led: whether owners are found during training.
+      momentum: the mode.
+      table: the path of the table that has these settings. Default None: all.
     """
     if invariant_scalar != "learned":
         return
-    if layout.led:
+    where = "" if table is None else f": '{table}'"
+    if led:
         raise ValueError(
-            "exclusive_rows must not be 'auto' with invariant_scalar='learned', which "
-            f"moves the scalars of rows that share a first moment: '{layout.path}'"
+            "exclusive_rows must not be 'auto' with invariant_scalar='learned', "
+            f"which moves the scalars of rows that share a first moment{where}"
         )
-    if layout.momentum != "shared" and "invariant_scalar" in dict(layout.scalar):
+    if momentum != "shared":
         warnings.warn(
-            f"'{layout.path}': invariant_scalar='learned' moves the scalars of rows "
-            f"that follow a first moment only; with momentum={layout.momentum!r} those "
-            "that share a bucket keep their scalar at 1 (use momentum='shared')",
-            stacklevel=2,
+            "invariant_scalar='learned' moves the scalars of rows that follow a "
+            f"first moment only; with momentum={momentum!r} the rows that share "
+            f"a bucket keep their scalar at 1 (use momentum='shared'){where}",
+            stacklevel=3,
         )
 
 
