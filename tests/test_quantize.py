@@ -483,7 +483,9 @@ def test_the_ops_check_what_reaches_them_directly():
         (tf.Variable([[1.0, 2.0]]), "residual must be of rank 1"),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-            library.tf_basis_quantize_blocks(residual.handle, [[1.0, 2.0]], [], **GOOD)
+            library.tf_basis_quantize_blocks(
+                residual.handle, [[1.0, 2.0]], [], [], **GOOD
+            )
 
 
 def test_sizes_beyond_32_bits():

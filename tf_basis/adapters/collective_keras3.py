@@ -39,12 +39,14 @@ class CollectiveAdapter(CollectiveHooks):
         super()._backend_apply_gradients(grads, trainable_variables)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate) -> None:
+        del learning_rate  # what it is while the step is taken may be another
+
         def update(pairs: list) -> None:
             if pairs:
                 grads, variables = map(list, zip(*pairs))
                 super(CollectiveHooks, self)._apply_weight_decay(variables)
                 super(CollectiveAdapter, self)._backend_update_step(
-                    grads, variables, learning_rate
+                    grads, variables, self.learning_rate
                 )
 
         self._take_step(list(zip(grads, trainable_variables)), update)

@@ -15,8 +15,10 @@ from tf_basis.distributed import (
     elastic_callback,
     onebit_adam,
     overflow,
+    quantization_callback,
     statistics,
 )
+from tf_basis.distributed import synchronize as _synchronize
 from tf_basis.distributed.batches import any_rank, even_batches
 from tf_basis.distributed.broadcast import broadcast_variables
 from tf_basis.distributed.callbacks import (
@@ -33,10 +35,12 @@ from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.drift import ReplicaDriftError
 from tf_basis.distributed.elastic import ElasticState, elastic_run
 from tf_basis.distributed.exchange import OneBitExchange
+from tf_basis.distributed.metadata import AdaptiveBits, AdaptiveRate
 from tf_basis.distributed.metrics import average_metrics
 from tf_basis.distributed.optimizer import DistributedOptimizer
 from tf_basis.distributed.policy import NORMALIZATION_EVERY_10, Policy, Rule
 from tf_basis.distributed.snapshot import DamagedCheckpointError
+from tf_basis.distributed.synchronize import synchronize
 from tf_basis.distributed.tape import DistributedGradientTape
 
 
@@ -48,8 +52,10 @@ def for_flavor(name: str) -> SimpleNamespace:
         CheckpointCallback=checkpoint_callback.define(name),
         ElasticCallback=elastic_callback.define(name),
         GradientStatistics=statistics.define(name),
+        QuantizationStatistics=quantization_callback.define(name),
         ReplicaDriftCheck=drift.define(name),
         ResidualOverflowCheck=overflow.define(name),
+        SynchronizeCallback=_synchronize.define(name),
         **own,
     )
 
@@ -59,11 +65,15 @@ CheckpointCallback = _active.CheckpointCallback
 ElasticCallback = _active.ElasticCallback
 GradientStatistics = _active.GradientStatistics
 OneBitAdam = _active.OneBitAdam
+QuantizationStatistics = _active.QuantizationStatistics
 ReplicaDriftCheck = _active.ReplicaDriftCheck
 ResidualOverflowCheck = _active.ResidualOverflowCheck
+SynchronizeCallback = _active.SynchronizeCallback
 
 __all__ = [
     "NORMALIZATION_EVERY_10",
+    "AdaptiveBits",
+    "AdaptiveRate",
     "BroadcastCallback",
     "CheckpointCallback",
     "CheckpointInfo",
@@ -79,10 +89,12 @@ __all__ = [
     "OneBitCompression",
     "OneBitExchange",
     "Policy",
+    "QuantizationStatistics",
     "ReplicaDriftCheck",
     "ReplicaDriftError",
     "ResidualOverflowCheck",
     "Rule",
+    "SynchronizeCallback",
     "any_rank",
     "average_metrics",
     "broadcast_variables",
@@ -91,4 +103,5 @@ __all__ = [
     "for_flavor",
     "restore_checkpoint",
     "save_checkpoint",
+    "synchronize",
 ]

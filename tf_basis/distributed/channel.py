@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_basis.distributed.exchange import NewVariable, OneBitExchange
+from tf_basis.distributed.metadata import AdaptiveBits, AdaptiveRate
 from tf_basis.distributed.policy import Way
 from tf_basis.distributed.world import World
 from tf_basis.ops.quantize_ops import joined
@@ -26,12 +27,38 @@ class Feedback(NamedTuple):
     reset_interval: int | None = 2000
     reset: str = "flush"
     warmup_steps: int = 0
+    amplitude_interval: int = 1
+    statistics: bool = False
+    adaptive_bits: AdaptiveBits | None = None
+    adaptive_rate: AdaptiveRate | None = None
+    delay: int = 0
+    staleness_decay: float = 1.0
+
+    @property
+    def measures(self) -> bool:
+        """Whether exchanges keep statistics."""
+        adapts = self.adaptive_bits is not None or self.adaptive_rate is not None
+        return self.statistics or adapts
+
+    def get_config(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        values = self._asdict()
+        for name in ("adaptive_bits", "adaptive_rate"):
+            if values[name] is not None:
+                values[name] = values[name]._asdict()
+        return values
 
 
 def name_of(stem: str, way: Way) -> str:
     """The name of an object's channel for this way."""
+    return f"{stem}_{label_of(way)}"
+
+
+def label_of(way: Way) -> str:
+    """What a channel is called in reports."""
     every = f"_every{way.interval}" if way.interval > 1 else ""
-    return f"{stem}_{way.bits}bit{every}"
+    group = f"_{way.group}" if way.group else ""
+    return f"{way.bits}bit{every}{group}"
 
 
 class Channel:
@@ -62,13 +89,17 @@ class Channel:
         self.elements = sum(sizes)
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self.world, self.name, self.feedback = world, name, feedback
-        self.exchange = self.accumulated = None
+        self.label = label_of(way)
+        self.exchange = self.accumulated = self.pending = None
         if way.bits < 16:
             self.exchange = OneBitExchange(
                 self.elements,
                 feedback.block,
                 bits=way.bits,
                 clip_value=feedback.clip_value,
+                amplitude_interval=feedback.amplitude_interval,
+                adaptive=feedback.adaptive_bits is not None and way.bits == 1,
+                statistics=feedback.measures,
                 name=name,
                 variables=lambda part, *spec: variables(f"{name}_{part}", *spec),
                 world=world,
@@ -77,11 +108,13 @@ class Channel:
             self.accumulated = variables(
                 f"{name}_accumulated", self.elements, tf.float32
             )
+        if feedback.delay:
+            self.pending = variables(f"{name}_pending", self.elements, tf.float32)
 
     @property
     def residuals(self) -> list[tf.Variable]:
         """What belongs to this rank alone."""
-        own = [] if self.accumulated is None else [self.accumulated]
+        own = [v for v in (self.accumulated, self.pending) if v is not None]
         return own + (self.exchange.residuals if self.exchange else [])
 
     def pieces(self, gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
@@ -134,6 +167,13 @@ class Channel:
             return exchange([mean], step // interval)
 
         return tf.cond(self.due(step), go, otherwise)
+
+    def delay(self, pieces: Pieces) -> None:
+        """Keeps this step's gradient for the exchange of the next one."""
+        flat = joined(pieces)
+        if self.feedback.staleness_decay != 1:
+            flat = flat * self.feedback.staleness_decay**self.feedback.delay
+        self.pending.assign(flat)
 
     def full_precision(self, pieces: Pieces) -> tf.Tensor:
         """The mean over ranks in float32, whatever the bits."""

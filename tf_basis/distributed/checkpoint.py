@@ -16,6 +16,7 @@ from tf_basis import hyperparameters
 from tf_basis._version import __version__
 from tf_basis.distributed import control, snapshot, watch
 from tf_basis.distributed.rank_state import ModelState, build_together
+from tf_basis.distributed.synchronize import synchronize
 from tf_basis.distributed.world import World, unique_name
 
 _COUNT = hyperparameters.integer("of at least 0", lambda v: v >= 0)
@@ -101,6 +102,7 @@ def save_checkpoint(
     everyone = functools.partial(together, world, name)
     with watch.watched(world, name, timeout):
         build_together(model, everyone)
+        synchronize(model.optimizer)
         (state,) = _own(everyone, lambda: ModelState(model, world))
         position = {"step": step, "epoch": epoch, "batch": batch}
 

@@ -13,6 +13,7 @@ from tf_basis.distributed import quantize, rows
 from tf_basis.distributed.channel import Channel, Feedback
 from tf_basis.distributed.exchange import RULES as EXCHANGE_RULES
 from tf_basis.distributed.exchange import new_variable
+from tf_basis.distributed.metadata import AdaptiveBits, AdaptiveRate, checked
 from tf_basis.distributed.policy import Policy, Rule, Way
 from tf_basis.distributed.world import World, unique_name
 
@@ -25,6 +26,10 @@ RULES = {
     "reset": hyperparameters.choice("flush", "zero"),
     "warmup_steps": hyperparameters.integer("of at least 0", lambda v: v >= 0),
     "sparse_values": hyperparameters.choice(*rows.VALUES),
+    "amplitude_interval": EXCHANGE_RULES["amplitude_interval"],
+    "statistics": hyperparameters.flag,
+    "delay": hyperparameters.choice(0, 1),
+    "staleness_decay": hyperparameters.real("above 0, at most 1", lambda v: 0 < v <= 1),
 }
 
 
@@ -73,6 +78,18 @@ class OneBitCompression:
       warmup_steps: so many first exchanges are in full precision. Default 0.
       sparse_values: how values of IndexedSlices travel: `"float32"` (default),
         `"float16"`, or `"1bit"` with a scale per row and no feedback.
+      amplitude_interval: scales travel in every so many-th exchange, deflated, and are
+        remembered between; see `OneBitExchange`. Default 1.
+      statistics: whether each step says how well the bits say the gradients: see
+        `quantization_statistics` of an optimizer. Default False.
+      adaptive_bits: True or an `AdaptiveBits`: groups of one bit travel in two while
+        one says too little. Default None.
+      adaptive_rate: True or an `AdaptiveRate`: the learning rate is multiplied by
+        1 − the relative error of what is quantised. Default None.
+      delay: 1: the gradients of a step are exchanged during the next one and applied at
+        its end: dense ones; rows of tables are not delayed. Default 0.
+      staleness_decay: delayed gradients are multiplied by staleness_decay^delay.
+        Default 1.
 
     Raises:
       ValueError: an argument breaks its rule.
@@ -95,6 +112,12 @@ class OneBitCompression:
         reset: str = "flush",
         warmup_steps: int = 0,
         sparse_values: str = "float32",
+        amplitude_interval: int = 1,
+        statistics: bool = False,
+        adaptive_bits: AdaptiveBits | dict | bool | None = None,
+        adaptive_rate: AdaptiveRate | dict | bool | None = None,
+        delay: int = 0,
+        staleness_decay: float = 1.0,
     ) -> None:
         settings = {
             "block": block,
@@ -102,10 +125,18 @@ class OneBitCompression:
             "reset_interval": reset_interval,
             "reset": reset,
             "warmup_steps": warmup_steps,
+            "amplitude_interval": amplitude_interval,
+            "statistics": statistics,
+            "delay": delay,
+            "staleness_decay": staleness_decay,
         }
         hyperparameters.check_all({**settings, "sparse_values": sparse_values}, RULES)
         self.policy, self.sparse_values = Policy.of(policy), sparse_values
-        self.feedback = Feedback(**settings)
+        self.feedback = Feedback(
+            **settings,
+            adaptive_bits=checked("adaptive_bits", adaptive_bits, AdaptiveBits),
+            adaptive_rate=checked("adaptive_rate", adaptive_rate, AdaptiveRate),
+        )
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._channels: list[tuple[Channel, tf.Variable]] = []
 
@@ -113,7 +144,7 @@ class OneBitCompression:
         """The arguments, ready for JSON."""
         return {
             "policy": self.policy.get_config(),
-            **self.feedback._asdict(),
+            **self.feedback.get_config(),
             "sparse_values": self.sparse_values,
         }
 
@@ -166,6 +197,11 @@ class OneBitCompression:
         # the same when that is traced again, on every rank. Horovod calls from inside
         # a condition, which has a graph of its own. The function is the innermost one:
         # TensorFlow traces one that has made variables again, within the same outer.
+        if self.feedback.delay or self.feedback.measures:
+            raise ValueError(
+                "OneBitCompression must be without delay, statistics, adaptive_bits "
+                "and adaptive_rate in Horovod's own wrappers: use those of tf_basis"
+            )
         if tf.executing_eagerly():
             raise ValueError(
                 "OneBitCompression must be used inside a tf.function: its residuals "

@@ -16,6 +16,7 @@ from tf_basis.distributed import watch
 from tf_basis.distributed.broadcast import name_of, native
 from tf_basis.distributed.callbacks import optimizer_variables
 from tf_basis.distributed.residuals import local_state
+from tf_basis.distributed.synchronize import apart
 from tf_basis.distributed.world import World, unique_name
 
 
@@ -78,6 +79,7 @@ class ReplicaDriftCheckMixin:
         self.every, self.optimizer, self.non_trainable = every, optimizer, non_trainable
         self.process_set, self.timeout = process_set, timeout
         self.checks = self._batches = 0
+        self._due = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras calls it."""
@@ -88,7 +90,10 @@ class ReplicaDriftCheckMixin:
         """Keras calls it."""
         del batch, logs
         self._batches += 1
-        if self._batches % self.every == 0:
+        self._due = self._due or self._batches % self.every == 0
+        # Ranks that step alone (`local_steps`) are compared after their next exchange.
+        if self._due and not apart(self.model.optimizer):
+            self._due = False
             self._compare()
 
     def _compare(self) -> None:

@@ -17,6 +17,7 @@ from tf_basis.distributed import control, residuals, watch
 from tf_basis.distributed.broadcast import broadcast_variables, native
 from tf_basis.distributed.callbacks import build
 from tf_basis.distributed.rank_state import ModelState, checked_optimizer
+from tf_basis.distributed.synchronize import synchronize
 from tf_basis.distributed.world import World, alone, unique_name
 
 # What TensorFlow makes of an exchange that failed.
@@ -90,6 +91,7 @@ class ElasticStateMixin:
 
     def save(self) -> None:
         """Keeps the present state, to come back to."""
+        synchronize(self.model.optimizer)
         self._commits += 1
         self._keep()
 
@@ -121,6 +123,7 @@ class ElasticStateMixin:
         """Raises Horovod's interrupt where ranks come or go, on all of them."""
         if not _in_elastic_job():
             return
+        synchronize(self.model.optimizer)
         from horovod.common.exceptions import HostsUpdatedInterrupt
 
         try:

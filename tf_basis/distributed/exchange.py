@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_basis import hyperparameters
 from tf_basis.distributed import quantize
+from tf_basis.distributed.amplitudes import Amplitudes
 from tf_basis.distributed.world import World, unique_name
 from tf_basis.ops import quantize_ops
 
@@ -21,6 +22,9 @@ RULES = {
     ),
     "bits": hyperparameters.choice(*quantize.WIDTHS),
     "clip_value": hyperparameters.real("above 0", lambda v: v > 0, optional=True),
+    "amplitude_interval": hyperparameters.integer("of at least 1", lambda v: v >= 1),
+    "adaptive": hyperparameters.flag,
+    "statistics": hyperparameters.flag,
 }
 
 
@@ -48,6 +52,12 @@ class OneBitExchange:
 
     With two bits a block has two magnitudes: the means of |u| below and from its mean.
 
+    With `amplitude_interval` k the magnitudes are computed anew, and travel, in every
+    k-th exchange only, deflated where that makes them shorter; in between both sides
+    use the last ones, and messages are the codes alone. What a stale magnitude gets
+    wrong is fed back like all that a bit cannot say; but a block of zeros then stays
+    zero only as long as its magnitude was zero.
+
     Args:
       elements: the length of the buffer.
       block: elements that share a scale, a multiple of 8. Default 2048. The last
@@ -55,6 +65,9 @@ class OneBitExchange:
       bits: 1 (default) or 2 per element.
       clip_value: u is clipped to ±clip_value before it is quantised, and the excess
         dropped; `clipped` counts the elements. Default None.
+      amplitude_interval: k. Default 1: magnitudes travel along every time.
+      adaptive: whether it may change between one and two bits (`wide`).
+      statistics: whether `sums` are kept, which reads residual and message once more.
       process_set: a Horovod process set with this rank. Default: all ranks.
       name: names the collectives; must be the same on all ranks and unique among what
         communicates at one time. Default: numbered in the order of construction.
@@ -65,6 +78,12 @@ class OneBitExchange:
       server_error: e_s of the blocks this rank owns, float32; this rank's own.
       clipped: how many elements were clipped on this rank, int64, shape [1]; None
         without `clip_value`.
+      wide: 1 where two bits travel now, int64, shape [1], the same on all ranks; None
+        unless `adaptive`.
+      sums: of this rank's last exchange: Σu, Σu², Σ(u − q)² and the number of clipped
+        elements, float64, shape [4]; None without `statistics`.
+      age: exchanges since magnitudes travelled, int64, shape [1]; this rank's own, like
+        `amplitudes`. None where they travel every time.
 
     Raises:
       ValueError: an argument breaks its rule.
@@ -88,6 +107,9 @@ class OneBitExchange:
         *,
         bits: int = 1,
         clip_value: float | None = None,
+        amplitude_interval: int = 1,
+        adaptive: bool = False,
+        statistics: bool = False,
         process_set=None,
         name: str | None = None,
         variables: NewVariable = new_variable,
@@ -98,29 +120,50 @@ class OneBitExchange:
             ("block", block),
             ("bits", bits),
             ("clip_value", clip_value),
+            ("amplitude_interval", amplitude_interval),
+            ("adaptive", adaptive),
+            ("statistics", statistics),
         ]:
             hyperparameters.check(argument, value, RULES[argument])
         self.elements, self.block, self.bits = elements, block, bits
-        self.clip_value = clip_value
+        self.clip_value, self.amplitude_interval = clip_value, amplitude_interval
         self.world = world or World(process_set)
         self.name = name or unique_name("exchange")
         self.worker_error = variables("worker_error", elements, tf.float32)
+        self.clipped = self.wide = self.sums = self.age = None
+        if adaptive:
+            self.wide = variables("wide", 1, tf.int64)
         self.follow_world(variables)
-        self.clipped = None
         if clip_value is not None:
             self.clipped = variables("clipped", 1, tf.int64)
+        if statistics:
+            self.sums = variables("sums", 4, tf.float64)
 
     @property
     def residuals(self) -> list[tf.Variable]:
         """What belongs to this rank alone: never broadcast it."""
-        own = [] if self.clipped is None else [self.clipped]
+        own = [v for v in (self.clipped, self.sums) if v is not None]
         return [self.worker_error, self.server_error, *own]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The numbers of bits that may travel."""
+        return (self.bits,) if self.wide is None else quantize.WIDTHS
 
     def follow_world(self, variables: NewVariable) -> None:
         """A new `server_error`, of zeros, for the ranks that the world has."""
         self._owned = owned_elements(self.elements, self.block, self.world.size)
         mine = self._owned[self.world.rank] if self.world.size > 1 else 0
         self.server_error = variables("server_error", mine, tf.float32)
+        self.amplitudes: dict[int, Amplitudes] = {}
+        if self.amplitude_interval > 1:
+            self.amplitudes = {
+                bits: Amplitudes(self._owned, self.world, bits, self.block)
+                for bits in self.widths
+            }
+            # Not among the optimizer's variables: a file of one rank that all load
+            # must not make them believe that they know each other's scales.
+            self.age = new_variable(f"{self.name}_age", 1, tf.int64)
 
     def average(
         self,
@@ -181,44 +224,89 @@ class OneBitExchange:
         return pieces or [tf.zeros([0])]
 
     def _average(self, pieces: list[tf.Tensor], into: tf.Variable | None) -> tf.Tensor:
-        message, form = self.message(pieces), {"bits": self.bits, "block": self.block}
-        if into is None:
-            return quantize.dequantize(message, self.elements, **form)
-        quantize_ops.dequantize_into(into, message, **form)
-        return into.read_value()
+        def mean(bits: int) -> tf.Tensor:
+            form = {"bits": bits, "block": self.block}
+            message = self.message(pieces, bits=bits)
+            if into is None:
+                return quantize.dequantize(message, self.elements, **form)
+            quantize_ops.dequantize_into(into, message, **form)
+            return into.read_value()
+
+        return self.with_bits(mean)
+
+    def with_bits(self, exchange: Callable[[int], tf.Tensor]) -> tf.Tensor:
+        """`exchange(bits)` for the bits that travel now, which all ranks know."""
+        if self.wide is None:
+            return exchange(self.bits)
+        wide = tf.equal(tf.reshape(self.wide, []), 1)
+        return tf.cond(wide, lambda: exchange(2), lambda: exchange(1))
 
     def message(
         self,
         pieces: Sequence[tf.Tensor],
         momentum: tf.Variable | None = None,
         beta: float = 0.0,
+        bits: int | None = None,
     ) -> tf.Tensor:
         """What `average` returns, as a message: see `quantize.quantize`.
 
         Values of all ranks must be finite. With a `momentum` m it is the mean over
-        ranks of beta·m + (1 − beta)·values.
+        ranks of beta·m + (1 − beta)·values. `bits` are those of `with_bits`.
         """
-        form = {"bits": self.bits, "block": self.block}
-        message, clipped = quantize.quantize(
-            self.worker_error,
-            pieces,
-            clip_value=self.clip_value,
-            momentum=momentum,
-            beta=beta,
-            **form,
-        )
-        if self.clipped is not None:
-            self.clipped.assign_add(tf.reshape(clipped, [1]))
+        form = {"bits": bits or self.bits, "block": self.block}
+        amplitudes = self.amplitudes.get(form["bits"])
+        fresh = tf.constant(True)
+        if amplitudes is not None:
+            fresh = tf.equal(tf.reshape(self.age, []) % self.amplitude_interval, 0)
+
+        def quantised(scales: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+            return quantize.quantize(
+                self.worker_error,
+                pieces,
+                clip_value=self.clip_value,
+                momentum=momentum,
+                beta=beta,
+                scales=scales,
+                **form,
+            )
+
+        def averaged(scales: tf.Tensor | None) -> tf.Tensor:
+            ranks = self.world.size
+            return quantize.average(
+                self.server_error, received, workers=ranks, scales=scales, **form
+            )
+
+        if amplitudes is None:
+            message, clipped = quantised(None)
+        else:
+            message, clipped = amplitudes.choose(fresh, amplitudes.sent, quantised)
+        self._record(message, clipped, form)
+        names = f"{self.name}/scatter", f"{self.name}/gather"
         if self.world.size == 1:
-            return message
-        splits = [quantize.message_bytes(n, **form) for n in self._owned]
-        received = self.world.scatter(message, splits, f"{self.name}/scatter")
-        mine = quantize.average(
-            self.server_error, received, workers=self.world.size, **form
-        )
-        message = self.world.gather(mine, f"{self.name}/gather")
+            if amplitudes is not None:
+                amplitudes.remember(message)
+        elif amplitudes is None:
+            splits = [quantize.message_bytes(n, **form) for n in self._owned]
+            received = self.world.scatter(message, splits, names[0])
+            message = self.world.gather(averaged(None), names[1])
+        else:
+            received = amplitudes.scatter(message, fresh, names[0])
+            mine = amplitudes.choose(fresh, amplitudes.own_mean(), averaged)
+            message = amplitudes.gather(mine, fresh, names[1])
+        if amplitudes is not None:
+            self.age.assign_add([1])
         message.set_shape([quantize.message_bytes(self.elements, **form)])
         return message
+
+    def _record(
+        self, message: tf.Tensor, clipped: tf.Tensor, form: dict[str, int]
+    ) -> None:
+        if self.clipped is not None:
+            self.clipped.assign_add(tf.reshape(clipped, [1]))
+        if self.sums is not None:
+            sums = quantize.statistics(self.worker_error, message, **form)
+            last = tf.reshape(tf.cast(clipped, tf.float64), [1])
+            self.sums.assign(tf.concat([sums, last], 0))
 
     def flush(self, values: tf.Tensor | Sequence[tf.Tensor]) -> tf.Tensor:
         """The mean over ranks of `values` + `worker_error`, + `server_error`, exactly.

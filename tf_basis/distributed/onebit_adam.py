@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import numbers
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_basis import hyperparameters
-from tf_basis.adapters import flavor, tracking
+from tf_basis.adapters import flavor
 from tf_basis.distributed import control, watch
 from tf_basis.distributed.channel import Channel, name_of
 from tf_basis.distributed.compression import OneBitCompression
+from tf_basis.distributed.metadata import Metadata
+from tf_basis.distributed.onebit_local import (
+    LocalState,
+    check_intervals,
+    check_local_steps,
+)
 from tf_basis.distributed.onebit_rule import RULES, OneBitRuleMixin, check_schedule
+from tf_basis.distributed.onebit_steps import OneBitStepMixin
 from tf_basis.distributed.policy import Way
+from tf_basis.distributed.reducer import check_delay
 from tf_basis.distributed.world import World, unique_name
 
-_COMPRESSION = ("block", "clip_value", "reset_interval", "reset", "sparse_values")
+_COMPRESSION = (
+    "block",
+    "clip_value",
+    "reset_interval",
+    "reset",
+    "sparse_values",
+    "amplitude_interval",
+    "statistics",
+    "adaptive_bits",
+    "adaptive_rate",
+    "delay",
+    "staleness_decay",
+)
 _REFUSED = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
@@ -33,9 +52,14 @@ class _State:
         self.channels: list[Channel] = []
         self.moments: list[tuple[tf.Variable, tf.Variable]] = []
         self.control: control.Control | None = None
+        self.metadata: Metadata | None = None
+        self.local: LocalState | None = None
+        self.early: list[tf.Tensor] = []  # what a delayed exchange resulted in
+        self.moving: list = []  # of each variable: None where it has no gradient
+        self.synchronizing: Any = None
 
 
-class OneBitAdamMixin(OneBitRuleMixin):
+class OneBitAdamMixin(OneBitStepMixin, OneBitRuleMixin):
     r"""Adam for several processes that sends one bit per element of a dense variable.
 
     It averages over the ranks itself, through `OneBitExchange`, and keeps all ranks
@@ -55,6 +79,12 @@ class OneBitAdamMixin(OneBitRuleMixin):
     them 16 or 32 bits take Adam's exact step with averaged gradients throughout.
     IndexedSlices travel as rows and are applied as dense gradients: leave large tables
     to `BasisAdam(dense_optimizer=OneBitAdam(...))`, inside `DistributedOptimizer`.
+
+    With `local_steps` above 1 each rank steps alone between exchanges, with D the
+    divisor above and c = η/(1 − β1^t), and what is exchanged is the way it went, u_i:
+
+        alone      m_i = β1·m_i + (1 − β1)·g_i;  u_i = u_i + c·m_i;  θ_i = θ_i − c·m_i/D
+        exchange   u = exchange(u_i);  m = u/Σc;  θ = θ of the last exchange − u/D
 
     A variable without a gradient in a step keeps its value; its moments change as if
     the gradient were 0, unlike those of Keras's Adam.
@@ -81,6 +111,16 @@ class OneBitAdamMixin(OneBitRuleMixin):
       reset_interval: see `OneBitCompression`. Default 2000.
       reset: see `OneBitCompression`. Default `"flush"`.
       sparse_values: see `OneBitCompression`. Default `"float32"`.
+      amplitude_interval: see `OneBitCompression`. Default 1.
+      statistics: see `OneBitCompression`. Default False.
+      adaptive_bits: see `OneBitCompression`. Default None.
+      adaptive_rate: see `OneBitCompression`. Default None.
+      delay: see `OneBitCompression`. Default 0.
+      staleness_decay: see `OneBitCompression`. Default 1.
+      local_steps: after the warm-up the ranks exchange in every so many-th step only,
+        and step alone between: see `synchronize`. Default 1: in every step.
+      local_steps_doubling: the interval begins with 1 and doubles after every so many
+        steps, up to `local_steps`. Default None: it is `local_steps` from the start.
       weight_decay: decoupled, per step. Default None.
       process_set: a Horovod process set with this rank. Default: all ranks. It is not
         part of the config.
@@ -101,7 +141,8 @@ class OneBitAdamMixin(OneBitRuleMixin):
     'frozen'
 
     Reference: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale
-    Training with Adam's Convergence Speed".
+    Training with Adam's Convergence Speed"; Lu et al. 2023, "Maximizing Communication
+    Efficiency for Large-scale Training via 0/1 Adam" (local steps).
     """
 
     exchanges_for_itself = True
@@ -125,6 +166,14 @@ class OneBitAdamMixin(OneBitRuleMixin):
         reset_interval: int | None = 2000,
         reset: str = "flush",
         sparse_values: str = "float32",
+        amplitude_interval: int = 1,
+        statistics: bool = False,
+        adaptive_bits: Any = None,
+        adaptive_rate: Any = None,
+        delay: int = 0,
+        staleness_decay: float = 1.0,
+        local_steps: int = 1,
+        local_steps_doubling: int | None = None,
         weight_decay: float | None = None,
         process_set: Any = None,
         timeout: float | None = watch.DEFAULT_TIMEOUT,
@@ -148,6 +197,7 @@ class OneBitAdamMixin(OneBitRuleMixin):
                 "received None"
             )
         check_schedule(gamma, boundaries)
+        check_local_steps(local_steps, local_steps_doubling, moments, delay)
         compression = OneBitCompression(
             policy, **{k: arguments[k] for k in _COMPRESSION}
         )
@@ -166,6 +216,8 @@ class OneBitAdamMixin(OneBitRuleMixin):
         self.total_steps = None if total_steps is None else int(total_steps)
         self.moments, self.timeout = moments, timeout
         self.gamma, self.boundaries = tuple(gamma), tuple(boundaries)
+        self.local_steps = int(local_steps)
+        self.local_steps_doubling = local_steps_doubling
         self._exchange = _State()
         self._exchange.compression = compression
         self._exchange.process_set = process_set
@@ -190,7 +242,9 @@ class OneBitAdamMixin(OneBitRuleMixin):
     @property
     def residual_variables(self) -> list[tf.Variable]:
         """State of this rank alone: saved per rank, never broadcast."""
-        return [v for c in self._exchange.channels for v in c.residuals]
+        local = self._exchange.local
+        own = [v for c in self._exchange.channels for v in c.residuals]
+        return own + ([] if local is None else local.own)
 
     @property
     def step_weight(self) -> tf.Variable:
@@ -207,6 +261,12 @@ class OneBitAdamMixin(OneBitRuleMixin):
         Counted by the `DistributedOptimizer` around it, where there is one.
         """
         return tf.reshape(self._built_exchange().skipped, [])
+
+    @property
+    def quantization_statistics(self) -> dict[str, dict[str, float]]:
+        """See `DistributedOptimizer`; empty unless the compression measures."""
+        metadata = self._built_exchange().metadata
+        return {} if metadata is None else metadata.report()
 
     @property
     def frozen_at(self) -> tf.Tensor:
@@ -253,13 +313,16 @@ class OneBitAdamMixin(OneBitRuleMixin):
         state.shapes = [tuple(v.shape) for v in variables]
         policy = self.compression.policy
         ways = [policy.way(p, s) for p, s in zip(paths, state.shapes)]
+        feedback = self.compression.feedback
+        check_delay(feedback, zip(paths, ways))
+        check_intervals(self.local_steps, zip(paths, ways))
         with watch.watched(world, f"{name}_agreement", self.timeout):
             control.agree(
                 world,
                 name,
                 [f"OneBitAdam {self._settings()}"]
                 + [
-                    f"{p} {s} {v.dtype}, {w.bits} bits every {w.interval}"
+                    f"{p} {s} {v.dtype}, {w.bits} bits every {w.interval} {w.group}"
                     for p, s, v, w in zip(paths, state.shapes, variables, ways)
                 ],
             )
@@ -284,6 +347,16 @@ class OneBitAdamMixin(OneBitRuleMixin):
                     self._add_state(f"{label}_second_moment", elements, tf.float32),
                 )
             )
+        if feedback.measures:
+            state.metadata = Metadata(
+                state.channels,
+                feedback.adaptive_rate,
+                feedback.adaptive_bits,
+                name,
+                self._add_state,
+            )
+        if self.local_steps > 1:
+            state.local = LocalState(state.channels, name, self._add_state)
 
     def _channel(self, way: Way, members: list[int]) -> Channel:
         state = self._exchange
@@ -297,61 +370,6 @@ class OneBitAdamMixin(OneBitRuleMixin):
             self._add_state,
         )
 
-    # ---- hooks of the adapter and of `DistributedOptimizer` -----------------------
-
-    @contextlib.contextmanager
-    def told(self, told: control.Control) -> Iterator[None]:
-        """The ranks have told each other: do not ask again in this step.
-
-        Gradients are weighted already, and IndexedSlices summed.
-        """
-        self._exchange.control = told
-        try:
-            yield
-        finally:
-            self._exchange.control = None
-
-    def _reduced(self, gradients: list, variables: list) -> tuple[list, list[bool]]:
-        return gradients, [False] * len(gradients)
-
-    def _all_ranks_finite(self, finite: tf.Tensor) -> tf.Tensor:
-        """For a LossScaleOptimizer around this one, which may leave a step out."""
-        state = self._built_exchange()
-        return control.all_ranks(state.world, f"{state.name}/loss_scale", finite)
-
-    def _take_step(self, pairs: list, update: Callable[[list], None]) -> None:
-        del update  # no step of a single variable: all are exchanged together
-        state = self._exchange
-        given: list = [None] * len(state.shapes)
-        for gradient, variable in pairs:
-            position = tracking.index_of(self, variable)
-            given[position] = gradient
-            state.variables[position] = variable  # `grow_rows` may have exchanged it
-        if state.control is not None:
-            self._step(given, state.control)
-            return
-        given, told = control.before_step(
-            state.world,
-            state.name,
-            state.paths,
-            given,
-            state.watch,
-            state.weight,
-            extras=self.control_numbers(),
-        )
-
-        def go() -> tf.Tensor:
-            self._step(given, told)
-            return tf.constant(0)
-
-        def skip() -> tf.Tensor:
-            state.skipped.assign_add([1])
-            return tf.constant(0)
-
-        with tf.control_dependencies(state.watch.begin([told.go])):
-            done = tf.cond(told.go, go, skip)
-        state.watch.end(done)
-
     # ---- config ----------------------------------------------------------------------
 
     def _settings(self) -> dict[str, Any]:
@@ -364,6 +382,8 @@ class OneBitAdamMixin(OneBitRuleMixin):
             "moments": self.moments,
             "gamma": list(self.gamma),
             "boundaries": list(self.boundaries),
+            "local_steps": self.local_steps,
+            "local_steps_doubling": self.local_steps_doubling,
             "policy": self.compression.policy.get_config(),
             **{
                 k: v

@@ -55,6 +55,10 @@ RULES = {
     "boundaries": hyperparameters.Rule(
         "a list of numbers between 0 and 1, each above the one before", _is_ascending
     ),
+    "local_steps": hyperparameters.integer("of at least 1", lambda v: v >= 1),
+    "local_steps_doubling": hyperparameters.integer(
+        "of at least 1", lambda v: v >= 1, optional=True
+    ),
     "timeout": watch.TIMEOUT_RULE,
 }
 
@@ -83,8 +87,13 @@ class OneBitRuleMixin:
             tf.cond(self._looks(), lambda: self._decide(told), lambda: None)
         before = tf.reshape(state.steps, [])
         gradients = self._without_rows(gradients, told)
-        for channel, moments in zip(state.channels, state.moments):
-            self._step_channel(channel, moments, gradients, before)
+        for number, channel in enumerate(state.channels):
+            moments = state.moments[number]
+            if state.early:
+                early = state.early[number]
+                self._step_delayed(channel, moments, gradients, before, early)
+            else:
+                self._step_channel(channel, moments, gradients, before)
         state.steps.assign_add([1])
 
     def _without_rows(self, gradients: Sequence[Any], told: control.Control) -> list:
@@ -156,6 +165,8 @@ class OneBitRuleMixin:
     def _rates(self) -> tuple[tf.Tensor, tf.Tensor]:
         """η, and what decays in a step."""
         rate = tf.cast(self.learning_rate, tf.float32)
+        if self._exchange.metadata is not None:
+            rate = rate * self._exchange.metadata.factor()
         return rate, rate * (self.weight_decay or 0.0)
 
     def _step_exactly(self, moments, targets, gradient, step: tf.Tensor) -> None:
@@ -176,12 +187,8 @@ class OneBitRuleMixin:
 
     def _step_compressed(self, channel, moments, targets, pieces, turn) -> None:
         step = turn + 1
-        last = self._frozen_at()
-        # Of this channel's own steps; at least one, for there must be a variance.
-        last_turn = tf.where(
-            last > 0, tf.maximum(last // channel.way.interval, 1), last
-        )
-        warm = tf.equal(last, 0) | (step <= last_turn)
+        last_turn = self._last_turn(channel.way.interval)
+        warm = tf.equal(last_turn, 0) | (step <= last_turn)
 
         def warm_up() -> tf.Tensor:
             mean = channel.full_precision(pieces)
@@ -198,35 +205,126 @@ class OneBitRuleMixin:
 
         tf.cond(warm, warm_up, frozen if self.moments == "frozen" else corrected)
 
-    def _step_frozen(self, channel, moments, targets, pieces, turn, last_turn) -> None:
-        first, second = moments
+    def _last_turn(self, interval: int) -> tf.Tensor:
+        """The end of the warm-up in a channel's own steps; 0: not decided."""
+        last = self._frozen_at()
+        # At least one, for there must be a variance.
+        return tf.where(last > 0, tf.maximum(last // interval, 1), last)
+
+    def _scales(self, turn: tf.Tensor, last_turn: tf.Tensor) -> Scales:
         rate, decay = self._rates()
-        scales = Scales(
+        return Scales(
             first=rate / _correction(self.beta_1, turn + 1),
             root=1.0 / tf.sqrt(_correction(self.beta_2, last_turn)),
             decay=decay,
             epsilon=self.epsilon,
         )
 
-        def sent() -> tf.Tensor:
-            exchange = channel.exchange
-            message = exchange.message(pieces, first, self.beta_1)
-            form = {"bits": exchange.bits, "block": exchange.block}
+    def _step_frozen(self, channel, moments, targets, pieces, turn, last_turn) -> None:
+        first, second = moments
+        scales = self._scales(turn, last_turn)
+        exchange = channel.exchange
+
+        def step(bits: int) -> tf.Tensor:
+            message = exchange.message(pieces, first, self.beta_1, bits)
+            form = {"bits": bits, "block": exchange.block}
             onebit_ops.step_frozen(first, second, message, targets, scales, **form)
             return _done()
+
+        def sent() -> tf.Tensor:
+            return exchange.with_bits(step)
 
         def flushed() -> tf.Tensor:
             mine = self.beta_1 * first + (1 - self.beta_1) * joined(pieces)
             m = first.assign(channel.exchange.flush(mine), read_value=True)
-            onebit_ops.move(targets, onebit_ops.change(m, second, scales), decay)
+            delta = onebit_ops.change(m, second, scales)
+            onebit_ops.move(targets, delta, scales.decay)
             return _done()
 
         channel.unless_reset(turn, sent, flushed)
 
-    def _step_corrected(self, channel, moments, targets, pieces, turn) -> None:
+    # ---- delayed: the exchange first, the step when the ranks have agreed on it ----
+
+    def _delayed(self, channel: Channel, moments: tuple) -> tf.Tensor:
+        """What the exchange of the step before results in: a mean, or momentum."""
+        turn = tf.reshape(self._exchange.steps, [])
+        pieces = [tf.identity(channel.pending)]
+        if channel.exchange is None:
+            return channel.averaged(pieces)
+
+        def exchanged() -> tf.Tensor:
+            if self.moments == "corrected":
+                return channel.quantised(pieces, turn)
+            keep = self.beta_1
+            mine = [keep * moments[0] - (keep - 1) * pieces[0]]
+            return channel.quantised(mine, turn)
+
+        warm = self._is_warm(turn, 1)
+        return tf.cond(warm, lambda: channel.full_precision(pieces), exchanged)
+
+    def _is_warm(self, turn: tf.Tensor, interval: int) -> tf.Tensor:
+        last_turn = self._last_turn(interval)
+        return tf.equal(last_turn, 0) | (turn < last_turn)
+
+    def _step_delayed(self, channel, moments, gradients, turn, early) -> None:
+        plain = [g.value if isinstance(g, _Averaged) else g for g in gradients]
+        channel.delay(channel.pieces(plain))
+        targets = self._targets(channel, gradients)
+        if not targets:
+            return
         first, second = moments
+
+        def exactly() -> tf.Tensor:
+            self._step_exactly(moments, targets, early, turn + 1)
+            return _done()
+
+        def frozen() -> tf.Tensor:
+            scales = self._scales(turn, self._last_turn(1))
+            m = first.assign(early, read_value=True)
+            delta = onebit_ops.change(m, second, scales)
+            onebit_ops.move(targets, delta, scales.decay)
+            return _done()
+
+        def corrected() -> tf.Tensor:
+            self._move_corrected(moments, targets, early, turn + 1)
+            return _done()
+
+        if channel.exchange is None:
+            exactly()
+            return
+        after = frozen if self.moments == "frozen" else corrected
+        tf.cond(self._is_warm(turn, 1), exactly, after)
+
+    def put_back(self) -> None:
+        """The step is skipped: what was exchanged is exchanged once more."""
+        state = self._exchange
+        turn = tf.reshape(state.steps, [])
+        for channel, (first, _), early in zip(
+            state.channels, state.moments, state.early
+        ):
+            if channel.exchange is None or self.moments == "corrected":
+                channel.pending.assign(early)
+                continue
+            channel.pending.assign(
+                tf.cond(
+                    self._is_warm(turn, 1),
+                    lambda early=early: early,
+                    lambda early=early, first=first: (
+                        (early - self.beta_1 * first) / (1 - self.beta_1)
+                    ),
+                )
+            )
+
+    # ---- corrected -----------------------------------------------------------------
+
+    def _step_corrected(self, channel, moments, targets, pieces, turn) -> None:
         mean = channel.quantised(pieces, turn)
-        gamma = self._gamma((turn + 1) * channel.way.interval)
+        step = (turn + 1) * channel.way.interval
+        self._move_corrected(moments, targets, mean, step)
+
+    def _move_corrected(self, moments, targets, mean, step: tf.Tensor) -> None:
+        first, second = moments
+        gamma = self._gamma(step)
         m = first.assign(gamma * first + (1 - gamma) * mean, read_value=True)
         v = second.assign(
             gamma * second + (1 - gamma) * tf.square(mean), read_value=True
@@ -244,8 +342,8 @@ class OneBitRuleMixin:
 
     # ---- the end of the warm-up ----------------------------------------------------
 
-    def control_numbers(self) -> list[tf.Tensor]:
-        """What `Control.extras` must hold: rank 0's decides when warm-up ends."""
+    def _norms(self) -> list[tf.Tensor]:
+        """Of the second moments; rank 0's decides when the warm-up ends."""
         if self.warmup_steps != "auto":
             return []
         state = self._exchange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,7 @@ class _Distribution:
         self.left: list[int] = []  # places of what the inner optimizer exchanges
         self.weight: tf.Variable | None = None
         self.reduction: Reduction | None = None
+        self.stepping = False
 
     def arguments(self) -> dict[str, Any]:
         """What was given to `DistributedOptimizer`, ready for JSON."""
@@ -81,6 +82,38 @@ class DistributedMixin:
         own = self._distribution.reducer.residuals if self._distribution.reducer else []
         inner = _exchanging(self)
         return own + (inner.residual_variables if inner is not None else [])
+
+    @property
+    def quantization_statistics(self) -> dict[str, dict[str, float]]:
+        """How well the bits said the gradients of the last step but one.
+
+        For each group (variables that travel alike) `mean`, `variance` of what was
+        quantised (gradient, or momentum, and residual), `relative_error`
+        ‖u − q‖²/‖u‖², `residual_norm` ‖u − q‖ (root mean square over ranks),
+        `clipped_share`, all of all ranks, and the `bits` that travel. Empty unless
+        `compression` measures: `statistics`, `adaptive_bits`, `adaptive_rate`.
+        """
+        metadata = self._built_distribution().reducer.metadata
+        inner = _exchanging(self)
+        found = {} if metadata is None else metadata.report()
+        if inner is not None:
+            for label, statistics in inner.quantization_statistics.items():
+                found[f"dense_optimizer/{label}"] = statistics
+        return found
+
+    @property
+    def learning_rate(self) -> Any:
+        """Keras's; while a step is taken, times what `adaptive_rate` says."""
+        rate = super().learning_rate
+        if not self._distribution.stepping:
+            return rate
+        factor = self._distribution.reducer.metadata.factor()
+        rate = tf.convert_to_tensor(rate)
+        return rate * tf.cast(factor, rate.dtype)
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        super(DistributedMixin, type(self)).learning_rate.fset(self, value)
 
     def _built_distribution(self) -> _Distribution:
         if self._distribution.reducer is None:
@@ -126,6 +159,8 @@ class DistributedMixin:
         given: list = [None] * len(state.reducer.specs)
         for position, gradient in zip(positions, gradients):
             given[position] = gradient
+        if inner is not None:
+            inner.begin_step()
         steps = getattr(self, "gradient_accumulation_steps", None) or 1
         state.reduction = state.reducer.reduce(
             given,
@@ -153,7 +188,8 @@ class DistributedMixin:
 
         def step(pairs: list, rest: list) -> None:
             if not rest:
-                update(pairs)
+                with self._adapted_rate():
+                    update(pairs)
                 return
             (when, more), *rest = rest
             tf.cond(
@@ -172,10 +208,25 @@ class DistributedMixin:
 
         go_on = state.reduction.control.go
         begun = [] if inner is None else state.reducer.watch.begin([go_on])
+
+        def skip() -> tf.Tensor:
+            if inner is not None:
+                inner.put_back()
+            return tf.constant(0)
+
         with tf.control_dependencies(begun):
-            done = tf.cond(go_on, go, lambda: tf.constant(0))
+            done = tf.cond(go_on, go, skip)
         if inner is not None:
             state.reducer.watch.end(done)
+
+    @contextlib.contextmanager
+    def _adapted_rate(self) -> Iterator[None]:
+        state = self._distribution
+        state.stepping = state.compression.feedback.adaptive_rate is not None
+        try:
+            yield
+        finally:
+            state.stepping = False
 
     def _told_to(self, told: control.Control) -> control.Control:
         columns = self._distribution.left
@@ -298,6 +349,12 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
         raise ValueError(
             "dense_optimizer must not be distributed: wrap the whole optimizer, "
             f"received {type(inner).__name__}({type(inner)._inner_class.__name__})"
+        )
+    rate = settings.compression.feedback.adaptive_rate
+    if inner is not None and rate is not None:
+        raise ValueError(
+            "adaptive_rate must be None where a dense_optimizer has a rate of its own: "
+            f"give it to OneBitAdam inside, received {rate}"
         )
     adapter = flavor.load_collective(name)
     cls = _define(type(optimizer), name)

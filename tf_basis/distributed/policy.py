@@ -16,6 +16,10 @@ _CONVOLUTION = ("depthwise_kernel", "pointwise_kernel")
 RULES = {
     "bits": hyperparameters.choice(*BITS),
     "interval": hyperparameters.integer("of at least 1", lambda v: v >= 1),
+    "group": hyperparameters.Rule(
+        "letters, digits and _, or empty",
+        lambda v: isinstance(v, str) and re.fullmatch(r"\w*", v) is not None,
+    ),
     "min_elements": hyperparameters.integer("of at least 0", lambda v: v >= 0),
     "match": hyperparameters.Rule(
         f"one of the kinds {KINDS} or a regular expression for the path of a variable",
@@ -32,11 +36,14 @@ class Rule(NamedTuple):
       bits: 1 or 2 with error feedback, 16 (float16) or 32 per element.
       interval: the variable takes no step k − 1 times, then one step with the mean of
         the k gradients. Default 1.
+      group: variables of one group, bits and interval share a buffer, statistics and
+        what adapts to these. Default "".
     """
 
     match: str
     bits: int
     interval: int = 1
+    group: str = ""
 
 
 class Way(NamedTuple):
@@ -44,6 +51,7 @@ class Way(NamedTuple):
 
     bits: int
     interval: int
+    group: str = ""
 
 
 # Dense gradients of embeddings (IndexedSlices never come here) in full precision.
@@ -67,7 +75,7 @@ class Policy:
 
     Args:
       rules: rules that come before the default ones: `Rule`s or (match, bits) or
-        (match, bits, interval).
+        (match, bits, interval) or (match, bits, interval, group).
       min_elements: variables with fewer elements travel in 16 bits where only a default
         rule fits them. Default 1024.
 
@@ -78,9 +86,9 @@ class Policy:
 
     >>> policy = Policy([("normalization", 16, 10), ("tower_1/", 2)])
     >>> policy.way("tower_1/dense/kernel", (512, 256))
-    Way(bits=2, interval=1)
+    Way(bits=2, interval=1, group='')
     >>> policy.way("tower_2/dense/kernel", (512, 256))
-    Way(bits=1, interval=1)
+    Way(bits=1, interval=1, group='')
     """
 
     def __init__(
@@ -111,14 +119,14 @@ class Policy:
             elements *= n
         for rule in self.rules:
             if _fits(rule, path, kind):
-                return Way(rule.bits, rule.interval)
+                return Way(rule.bits, rule.interval, rule.group)
         bits = next(r.bits for r in DEFAULT_RULES if r.match == kind)
         return Way(16 if elements < self.min_elements and bits < 16 else bits, 1)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, ready for JSON."""
         return {
-            "rules": [list(r) for r in self.rules],
+            "rules": [list(r if r.group else r[:3]) for r in self.rules],
             "min_elements": self.min_elements,
         }
 
@@ -157,8 +165,8 @@ def _rule(value: Any) -> Rule:
         rule = Rule(*value)
     except TypeError:
         raise ValueError(
-            "rules must be a list of (match, bits) or (match, bits, interval), "
-            f"received {value!r}"
+            "rules must be a list of (match, bits), (match, bits, interval) or (match, "
+            f"bits, interval, group), received {value!r}"
         ) from None
     for name, each in rule._asdict().items():
         hyperparameters.check(name, each, RULES[name])

@@ -68,6 +68,7 @@ def quantize(
     clip_value: float | None = None,
     momentum: tf.Variable | None = None,
     beta: float = 0.0,
+    scales: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Quantises values and what was left over before, and keeps what is left now::
 
@@ -86,6 +87,8 @@ def quantize(
         Default None: no limit.
       momentum: float32 [n] variable, only read. Default None.
       beta: of the momentum.
+      scales: float32, `bits` of them for each block, to be used instead of those of u;
+        with two bits magnitudes take the nearer one. Default None: those of u.
 
     Returns:
       The message, uint8 [`message_bytes(n)`], and the number of elements that were
@@ -115,7 +118,7 @@ def quantize(
         values = [values]
     pieces = [tf.convert_to_tensor(v, tf.float32) for v in values]
     message, clipped = quantize_ops.quantize(
-        residual, pieces, bits, block, clip_value, momentum, beta
+        residual, pieces, bits, block, clip_value, momentum, beta, scales
     )
     return _of_length(message, rule.message_bytes(elements, bits, block)), clipped
 
@@ -127,6 +130,7 @@ def average(
     workers: int,
     bits: int,
     block: int,
+    scales: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Averages the messages of all workers and quantises the mean::
 
@@ -140,6 +144,7 @@ def average(
       workers: how many, at least 1.
       bits: of an element, 1 or 2, in and out.
       block: elements that share their scales; a multiple of 8.
+      scales: see `quantize`.
 
     Returns:
       The message, uint8 [`message_bytes(n)`].
@@ -160,7 +165,7 @@ def average(
     elements = _elements_of(residual, "residual")
     workers = _checked_count("workers", workers, 1)
     messages = tf.convert_to_tensor(messages, tf.uint8)
-    message = quantize_ops.average(residual, messages, workers, bits, block)
+    message = quantize_ops.average(residual, messages, workers, bits, block, scales)
     return _of_length(message, rule.message_bytes(elements, bits, block))
 
 
@@ -192,6 +197,37 @@ def dequantize(
     elements = _checked_count("elements", elements, 0)
     message = tf.convert_to_tensor(message, tf.uint8)
     return _of_length(quantize_ops.dequantize(message, elements, bits, block), elements)
+
+
+def statistics(
+    residual: tf.Variable, message: tf.Tensor, *, bits: int, block: int
+) -> tf.Tensor:
+    """How well a message says what was quantised.
+
+    Args:
+      residual: float32 [n] variable as `quantize` left it, u - q.
+      message: what `quantize` returned; it stands for q.
+      bits: of an element, 1 or 2.
+      block: elements that share their scales; a multiple of 8.
+
+    Returns:
+      float64 [3]: the sums over all elements of u, of u^2 and of (u - q)^2.
+
+    Raises:
+      ValueError: an argument breaks its rule.
+      tf.errors.InvalidArgumentError: the message has another length.
+
+    Example:
+
+    >>> residual = tf.Variable([0.0, 0.0])
+    >>> message, _ = quantize(residual, tf.constant([3., -1.]), bits=1, block=8)
+    >>> statistics(residual, message, bits=1, block=8).numpy()
+    array([ 2., 10.,  2.])
+    """
+    _check_format(bits, block)
+    _elements_of(residual, "residual")
+    message = tf.convert_to_tensor(message, tf.uint8)
+    return quantize_ops.statistics(residual, message, bits, block)
 
 
 def count_unusable(values: tf.Tensor) -> tf.Tensor:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_basis.distributed import control, rows
-from tf_basis.distributed.channel import Channel, name_of
+from tf_basis.distributed.channel import Channel, Feedback, name_of
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.exchange import NewVariable
+from tf_basis.distributed.metadata import Metadata
 from tf_basis.distributed.policy import Way
 from tf_basis.distributed.watch import Watch, watched
 from tf_basis.distributed.world import World
@@ -30,7 +31,7 @@ class Spec(NamedTuple):
 
     def described(self, way: Way) -> str:
         """For messages."""
-        how = f"{way.bits} bits every {way.interval}"
+        how = f"{way.bits} bits every {way.interval} {way.group}".rstrip()
         how = "exchanged by its own optimizer" if self.leave else how
         return f"{self.path} {self.shape} {self.dtype}, {how}"
 
@@ -89,8 +90,11 @@ class GradientReducer:
                 + [s.described(w) for s, w in zip(specs, self.ways)],
             )
         self.watch = Watch(world, name, timeout)
-        self.channels = []
-        for way in sorted({w for w in self.ways if w.bits < 16 or w.interval > 1}):
+        self.channels: list[Channel] = []
+        feedback = compression.feedback
+        check_delay(feedback, zip([s.path for s in self.specs], self.ways))
+        kept = {w for w in self.ways if w.bits < 16 or w.interval > 1 or feedback.delay}
+        for way in sorted(kept):
             members = [
                 i
                 for i, (s, w) in enumerate(zip(specs, self.ways))
@@ -98,6 +102,15 @@ class GradientReducer:
             ]
             if members:
                 self.channels.append(self._channel(way, members, variables))
+        self.metadata: Metadata | None = None
+        if feedback.measures:
+            self.metadata = Metadata(
+                self.channels,
+                feedback.adaptive_rate,
+                feedback.adaptive_bits,
+                name,
+                variables,
+            )
         self._fixed = {m for c in self.channels for m in c.members}
         self._steps = variables(f"{name}_steps", 1, tf.int64)
         self._skipped = variables(f"{name}_skipped_steps", 1, tf.int64)
@@ -133,6 +146,8 @@ class GradientReducer:
           factor: by which results are multiplied.
           extras: further numbers for `Control.extras`.
         """
+        delayed = self._delayed()
+        more = [] if self.metadata is None else self.metadata.numbers()
         gradients, told = control.before_step(
             self.world,
             self.name,
@@ -141,10 +156,13 @@ class GradientReducer:
             self.watch,
             weight,
             factor,
-            extras,
+            [*extras, *more],
         )
+        if self.metadata is not None:
+            self.metadata.update(told.extras[:, len(extras) :])
+            told = told._replace(extras=told.extras[:, : len(extras)])
         with tf.control_dependencies(self.watch.begin([told.go])):
-            reduced = self._reduced(gradients, told)
+            reduced = self._reduced(gradients, told, delayed)
         self.watch.end(reduced)
         due: list = [True] * len(gradients)
         for channel in self.channels:
@@ -156,7 +174,25 @@ class GradientReducer:
         self._skipped.assign_add(1 - went)
         return Reduction(reduced, due, told)
 
-    def _reduced(self, gradients: list, told: control.Control) -> list:
+    def _delayed(self) -> list[tf.Tensor]:
+        """Means of the gradients of the step before, of each channel.
+
+        Nothing here waits for the gradients of this step: it goes on beside them.
+        """
+        if not self.compression.feedback.delay:
+            return []
+        step = tf.reshape(self._steps, [])
+        means: list[tf.Tensor] = []
+        with tf.control_dependencies(self.watch.begin()):
+            for channel in self.channels:
+                with tf.control_dependencies(means[-1:]):
+                    means.append(channel.mean([tf.identity(channel.pending)], step))
+        self.watch.end(means)
+        return means
+
+    def _reduced(
+        self, gradients: list, told: control.Control, delayed: list[tf.Tensor]
+    ) -> list:
         """All exchanges, in one branch that every rank takes alike."""
         travel = [
             i
@@ -168,10 +204,12 @@ class GradientReducer:
         sliced = [i for i in travel if isinstance(gradients[i], tf.IndexedSlices)]
 
         def nothing():
+            for channel, mean in zip(self.channels, delayed):
+                channel.pending.assign(mean)  # exchanged once more: nothing is lost
             return [_zeros(gradients[i]) for i in travel]
 
         def everything():
-            done = self._dense_means(gradients, travel)
+            done = self._dense_means(gradients, travel, delayed)
             with tf.control_dependencies([done[i] for i in sorted(done)][-1:]):
                 means = rows.mean(
                     [gradients[i] for i in sliced],
@@ -201,7 +239,9 @@ class GradientReducer:
                 out[i] = tf.cast(tf.reshape(result, spec.shape), dtype)
         return out
 
-    def _dense_means(self, gradients: list, travel: list[int]) -> dict[int, tf.Tensor]:
+    def _dense_means(
+        self, gradients: list, travel: list[int], delayed: list[tf.Tensor]
+    ) -> dict[int, tf.Tensor]:
         """One collective after the other: their order decides how they are summed."""
         step = tf.reshape(self._steps, [])
         dense = [
@@ -215,14 +255,34 @@ class GradientReducer:
         ]
         done: dict[int, tf.Tensor] = {}
         before: list[tf.Tensor] = []
-        for channel in [*self.channels, *plain]:
-            with tf.control_dependencies(before):
-                mean = channel.mean(channel.pieces(gradients), step)
+        for number, channel in enumerate([*self.channels, *plain]):
+            pieces = channel.pieces(gradients)
+            if delayed:
+                mean = delayed[number]
+                channel.delay(pieces)
+            else:
+                with tf.control_dependencies(before):
+                    mean = channel.mean(pieces, step)
             before = [mean]
             for member, part in zip(channel.members, channel.split(mean)):
                 if isinstance(gradients[member], tf.Tensor):
                     done[member] = part
         return done
+
+
+def check_delay(feedback: Feedback, ways: Iterable[tuple[str, Way]]) -> None:
+    """Raises ValueError where something that is delayed has an interval.
+
+    Args:
+      feedback: of the compression.
+      ways: of the variables, with their paths.
+    """
+    for path, way in ways:
+        if feedback.delay and way.interval > 1:
+            raise ValueError(
+                f"interval must be 1 with delay={feedback.delay}, received "
+                f"{way.interval} for {path}"
+            )
 
 
 def _no_variables(name: str, *spec: Any) -> tf.Variable:

@@ -9,6 +9,8 @@ become W' (not the sums over ranks, which count for less where there are more):
     accumulated          = Σ / W          gradients of steps that are not complete
     rows of tables       = all rows, values / W
     clipped              = Σ on rank 0    a count
+    what is remembered   = as it was where the ranks are the same, else zeros: scales
+                           that others were told, which all ranks then tell anew
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ class Local(NamedTuple):
 
     Attributes:
       variable: it.
-      kind: how it is cut: "worker", "server", "mean", "count", "rows" (indices),
-        "row_values", or "own": an old rank keeps its own, a new one has rank 0's.
-      exchange: of "worker" and "server".
+      kind: how it is cut: "worker", "server", "mean", "count", "memory", "heard"
+        (memory whose length depends on the ranks), "rows" (indices), "row_values", or
+        "own": an old rank keeps its own, a new one has rank 0's.
+      exchange: of "worker", "server" and "heard".
     """
 
     variable: tf.Variable
@@ -42,9 +45,11 @@ class Local(NamedTuple):
 
     def shape(self, ranks: int, rank: int) -> tf.TensorShape:
         """The shape that the variable has on one of so many ranks."""
-        if self.kind != "server":
-            return self.variable.shape
-        return tf.TensorShape([_owned(self.exchange, ranks)[rank]])
+        if self.kind == "server":
+            return tf.TensorShape([_owned(self.exchange, ranks)[rank]])
+        if self.kind == "heard":  # of another number of ranks it is not read
+            return tf.TensorShape([None])
+        return self.variable.shape
 
 
 def nested_optimizers(optimizer: Any) -> Iterator[Any]:
@@ -81,6 +86,8 @@ def local_state(optimizer: Any) -> list[Local]:
     for _, part in exchangers(optimizer):
         for channel in part.channels:
             found += _of_channel(channel)
+        for variable in getattr(getattr(part, "local", None), "own", ()):
+            found.append(Local(variable, "mean"))
     for each in nested_optimizers(optimizer):
         found += _accumulators(each)
     known = {id(local.variable) for local in found}
@@ -132,6 +139,9 @@ def recut(
         elif state.kind == "count":
             total = sum(int(v.sum()) for v in values if v is not None)
             result = np.array([total if rank == 0 else 0])
+        elif state.kind in ("memory", "heard"):
+            same = old_ranks == ranks and all(v is not None for v in values)
+            result = values[rank] if same else np.zeros(state.variable.shape)
         elif state.kind == "own":
             first = next(v for v in values if v is not None)
             mine = values[rank] if rank < old_ranks else None
@@ -171,14 +181,24 @@ def _joined(values: Values, ranks: int, exchange: OneBitExchange) -> np.ndarray:
 
 def _of_channel(channel: Any) -> list[Local]:
     found = []
-    if channel.accumulated is not None:
-        found.append(Local(channel.accumulated, "mean"))
+    for variable in (channel.accumulated, channel.pending):
+        if variable is not None:
+            found.append(Local(variable, "mean"))
     exchange = channel.exchange
     if exchange is not None:
         found.append(Local(exchange.worker_error, "worker", exchange))
         found.append(Local(exchange.server_error, "server", exchange))
         if exchange.clipped is not None:
             found.append(Local(exchange.clipped, "count"))
+        if exchange.sums is not None:
+            found.append(Local(exchange.sums, "memory"))
+        if exchange.age is not None:
+            found.append(Local(exchange.age, "memory"))
+        for amplitudes in exchange.amplitudes.values():
+            for variable in amplitudes.variables:
+                heard = variable is amplitudes.heard
+                kind = "heard" if heard else "memory"
+                found.append(Local(variable, kind, exchange))
     return found
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_basis import hyperparameters
 from tf_basis.adapters import keras_modules
 from tf_basis.distributed.broadcast import native, path_of
+from tf_basis.distributed.scalars import ScalarWriter
 from tf_basis.distributed.world import World
 from tf_basis.ops import dispatch
 from tf_basis.rules.grouping import sum_duplicates
@@ -111,7 +112,7 @@ class GradientStatisticsMixin:
             return
         if self.log_dir is not None and self._writer is None:
             folder = os.path.join(os.fspath(self.log_dir), f"rank_{rank}")
-            self._writer = tf.summary.create_file_writer(folder)
+            self._writer = ScalarWriter(folder)
         self._hook(self.model.optimizer)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -130,7 +131,8 @@ class GradientStatisticsMixin:
         for statistics in found.values():
             statistics["non_finite"] = int(statistics["non_finite"])
         self.history.append({"step": step, "variables": found})
-        self._write(self.history[-1])
+        if self._writer is not None:
+            self._writer.write(_flat(self.history[-1]), step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keras calls it."""
@@ -146,17 +148,6 @@ class GradientStatisticsMixin:
             self.model.make_train_function(force=True)  # without the statistics
         if self._writer is not None:
             self._writer.flush()
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if self._writer is None:
-            return
-        # `tf.summary.scalar` would need the package tensorboard.
-        scalar = tf.compat.v1.SummaryMetadata()
-        scalar.plugin_data.plugin_name = "scalars"
-        with self._writer.as_default():
-            for tag, value in _flat(record).items():
-                number = tf.constant(value, tf.float32)
-                tf.summary.write(tag, number, step=record["step"], metadata=scalar)
 
     def _unhook(self) -> None:
         if self._hooked is not None:

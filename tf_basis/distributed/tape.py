@@ -64,6 +64,11 @@ class DistributedGradientTape:
         hyperparameters.check("timeout", timeout, watch.TIMEOUT_RULE)
         self._tape = tape
         self._compression = named(compression)
+        if self._compression.feedback.adaptive_rate is not None:
+            raise ValueError(
+                "adaptive_rate must be None with a tape, which has no learning rate, "
+                f"received {self._compression.feedback.adaptive_rate}"
+            )
         self._process_set, self._timeout = process_set, timeout
         self.finite: tf.Tensor | None = None
 

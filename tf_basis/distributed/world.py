@@ -117,13 +117,15 @@ class World:
         result = self._hvd.allgather(tensor, process_set=self._set, **_named(name))
         return tf.ensure_shape(result, [None, *tensor.shape[1:]])
 
-    def scatter(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
+    def scatter(
+        self, tensor: tf.Tensor, splits: Sequence[int] | tf.Tensor, name: str
+    ) -> tf.Tensor:
         """Sends `splits[j]` entries to rank j; what was received, in rank order."""
         if self.size == 1:
             return tensor
         received, _ = self._hvd.alltoall(
             tensor,
-            splits=tf.constant(splits, tf.int32),
+            splits=tf.convert_to_tensor(splits, tf.int32),
             process_set=self._set,
             **_named(name),
         )

@@ -1,8 +1,9 @@
-"""The step of OneBitAdam after its warm-up: the C++ op, or its pure-TF twin."""
+"""The steps of OneBitAdam after its warm-up: the C++ op, or its pure-TF twin."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -48,11 +49,7 @@ def step_frozen(
       bits: of the message.
       block: of the message.
     """
-    library = dispatch.library_for_variable(first)
-    for target in targets:
-        if target.variable.dtype != tf.float32:
-            library = None
-        library = library and dispatch.library_for_variable(target.variable)
+    library = _library(first, targets)
     if library is not None:
         library.tf_basis_step_frozen(
             first.handle,
@@ -72,6 +69,64 @@ def step_frozen(
     mean = quantize_ops.dequantize(message, first.shape[0], bits, block)
     mean = first.assign(mean, read_value=True)
     move(targets, change(mean, second, scales), scales.decay)
+
+
+def step_local(
+    first: tf.Variable,
+    second: tf.Variable,
+    drift: tf.Variable,
+    values: Sequence[tf.Tensor],
+    targets: Sequence[Target],
+    scales: Scales,
+    *,
+    beta: float,
+    block: int,
+) -> None:
+    """m ← β·m + (1 − β)·g, drift ← drift + m·scale; then `move`s the variables.
+
+    Args:
+      first: m, float32 [n].
+      second: v, float32 [n], only read.
+      drift: float32 [n].
+      values: g in pieces.
+      targets: see `step_frozen`.
+      scales: of `change`, and the decay.
+      beta: β.
+      block: elements that one thread works on at a time.
+    """
+    library = _library(first, targets)
+    if library is not None:
+        library.tf_basis_step_local(
+            first.handle,
+            second.handle,
+            drift.handle,
+            values,
+            scales.first,
+            scales.root,
+            scales.decay,
+            [t.variable.handle for t in targets],
+            starts=[t.start for t in targets],
+            decayed=[t.decays for t in targets],
+            epsilon=scales.epsilon,
+            keep=beta,
+            take=1 - beta,
+            block=block,
+        )
+        return
+    mean = beta * first - (beta - 1) * quantize_ops.joined(values)
+    mean = first.assign(mean, read_value=True)
+    drift.assign_add(mean * scales.first)
+    move(targets, change(mean, second, scales), scales.decay)
+
+
+def _library(first: tf.Variable, targets: Sequence[Target]) -> ModuleType | None:
+    """The op library, where all variables are such that it can change them."""
+    library = dispatch.library_for_variable(first)
+    for target in targets:
+        if target.variable.dtype != tf.float32:
+            library = None
+        library = library and dispatch.library_for_variable(target.variable)
+    return library
 
 
 def change(first: tf.Tensor, second: tf.Tensor, scales: Scales) -> tf.Tensor:

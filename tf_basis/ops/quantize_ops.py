@@ -23,6 +23,7 @@ def quantize(
     clip_value: float | None,
     momentum: tf.Variable | None = None,
     beta: float = 0.0,
+    scales: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """See `tf_basis.distributed.quantize.quantize`; `values` are pieces of a vector."""
     library = dispatch.library_for_variable(residual)
@@ -32,6 +33,7 @@ def quantize(
             residual.handle,
             values,
             [] if momentum is None else [momentum.handle],
+            [] if scales is None else [scales],
             bits=bits,
             block=block,
             clip_value=clip_value or 0,
@@ -47,7 +49,7 @@ def quantize(
     if clip_value is not None:
         u = tf.clip_by_value(raw, -clip_value, clip_value)
         clipped = tf.math.count_nonzero(tf.abs(raw) > clip_value)
-    return _feed_back(residual, u, bits, block), clipped
+    return _feed_back(residual, u, bits, block, scales), clipped
 
 
 def joined(pieces: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -57,13 +59,23 @@ def joined(pieces: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def average(
-    residual: tf.Variable, messages: tf.Tensor, workers: int, bits: int, block: int
+    residual: tf.Variable,
+    messages: tf.Tensor,
+    workers: int,
+    bits: int,
+    block: int,
+    scales: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """See `tf_basis.distributed.quantize.average`."""
     library = dispatch.library_for_variable(residual)
     if library is not None:
         return library.tf_basis_average_blocks(
-            residual.handle, messages, workers=workers, bits=bits, block=block
+            residual.handle,
+            messages,
+            [] if scales is None else [scales],
+            workers=workers,
+            bits=bits,
+            block=block,
         )
     elements = residual.shape[0]
     length = rule.message_bytes(elements, bits, block)
@@ -73,7 +85,7 @@ def average(
     total = tf.add_n(
         [rule.decode(messages[r], elements, bits, block) for r in range(workers)]
     )
-    return _feed_back(residual, total / workers + residual, bits, block)
+    return _feed_back(residual, total / workers + residual, bits, block, scales)
 
 
 def dequantize(message: tf.Tensor, elements: int, bits: int, block: int) -> tf.Tensor:
@@ -107,9 +119,31 @@ def count_unusable(values: tf.Tensor) -> tf.Tensor:
     return tf.math.count_nonzero(tf.logical_not(tf.abs(values) <= UNUSABLE_FROM))
 
 
-def _feed_back(residual: tf.Variable, u: tf.Tensor, bits: int, block: int) -> tf.Tensor:
+def statistics(
+    residual: tf.Variable, message: tf.Tensor, bits: int, block: int
+) -> tf.Tensor:
+    """See `tf_basis.distributed.quantize.statistics`."""
+    library = dispatch.library_for_variable(residual)
+    if library is not None:
+        return library.tf_basis_message_statistics(
+            residual.handle, message, bits=bits, block=block
+        )
+    left = tf.cast(residual, tf.float64)
+    q = rule.decode(message, residual.shape[0], bits, block)
+    u = tf.cast(q, tf.float64) + left
+    sums = [u, tf.square(u), tf.square(left)]
+    return tf.stack([tf.reduce_sum(each) for each in sums])
+
+
+def _feed_back(
+    residual: tf.Variable,
+    u: tf.Tensor,
+    bits: int,
+    block: int,
+    scales: tf.Tensor | None,
+) -> tf.Tensor:
     """The message of u; what it does not say goes to the residual."""
-    message, quantized = rule.encode(u, residual.shape[0], bits, block)
+    message, quantized = rule.encode(u, residual.shape[0], bits, block, scales)
     with tf.control_dependencies([message]):
         update = residual.assign(u - quantized, read_value=False)
     with tf.control_dependencies([update] if update is not None else []):

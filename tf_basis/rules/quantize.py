@@ -25,10 +25,28 @@ def _stride(bits: int, block: int) -> int:
     return SCALE_BYTES * bits + block * bits // BITS_PER_BYTE
 
 
+def scale_count(elements: int, bits: int, block: int) -> int:
+    """How many scales the message of that many elements has."""
+    return -(-elements // block) * bits
+
+
+def code_bytes(elements: int, bits: int, block: int) -> int:
+    """Bytes of the message without its scales."""
+    scales = scale_count(elements, bits, block)
+    return message_bytes(elements, bits, block) - SCALE_BYTES * scales
+
+
 def encode(
-    values: tf.Tensor, elements: int, bits: int, block: int
+    values: tf.Tensor,
+    elements: int,
+    bits: int,
+    block: int,
+    given: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The message of float32 [elements], and the values it stands for."""
+    """The message of float32 [elements], and the values it stands for.
+
+    With the scales of all blocks `given`, magnitudes take the nearer one.
+    """
     blocks = -(-elements // block)
     padding = [[0, blocks * block - elements]]
 
@@ -39,17 +57,23 @@ def encode(
     positive = cut(values >= 0)  # False past the end: those bits are 0
     starts = tf.range(blocks, dtype=tf.int64) * block
     lengths = tf.cast(tf.minimum(elements - starts, block), tf.float64)[:, None]
-    mean = _float32(_sum(magnitude) / lengths)
-    if bits == 1:
-        scales, codes, scale = mean, positive, mean
+    if given is None:
+        scales = threshold = _float32(_sum(magnitude) / lengths)
     else:
-        large = (magnitude >= mean) & cut(tf.ones([elements], tf.bool))
-        count = _sum(large)
-        high = tf.math.divide_no_nan(_sum(tf.where(large, magnitude, 0.0)), count)
-        low = tf.math.divide_no_nan(
-            _sum(tf.where(large, 0.0, magnitude)), lengths - count
-        )
-        scales = _float32(tf.concat([low, high], axis=1))
+        scales = tf.reshape(given, [blocks, bits])
+    if bits == 1:
+        codes, scale = positive, scales
+    else:
+        if given is not None:
+            threshold = 0.5 * (scales[:, :1] + scales[:, 1:])
+        large = (magnitude >= threshold) & cut(tf.ones([elements], tf.bool))
+        if given is None:
+            count = _sum(large)
+            high = tf.math.divide_no_nan(_sum(tf.where(large, magnitude, 0.0)), count)
+            low = tf.math.divide_no_nan(
+                _sum(tf.where(large, 0.0, magnitude)), lengths - count
+            )
+            scales = _float32(tf.concat([low, high], axis=1))
         codes = tf.stack([positive, large], axis=-1)
         scale = tf.where(large, scales[:, 1:], scales[:, :1])
     quantized = tf.reshape(tf.where(positive, scale, -scale), [-1])[:elements]
@@ -70,14 +94,8 @@ def encode(
 def decode(message: tf.Tensor, elements: int, bits: int, block: int) -> tf.Tensor:
     """The float32 [elements] that a message of the right length stands for."""
     blocks = -(-elements // block)
-    stride = _stride(bits, block)
-    missing = blocks * stride - message_bytes(elements, bits, block)
-    rows = tf.reshape(tf.pad(message, [[0, missing]]), [blocks, stride])
-    header = SCALE_BYTES * bits
-    scales = tf.bitcast(
-        tf.reshape(rows[:, :header], [blocks, bits, SCALE_BYTES]), tf.float32
-    )
-    packed = tf.cast(rows[:, header:], tf.int32)[:, :, None]
+    scales, packed = _rows(message, elements, bits, block)
+    packed = tf.cast(packed, tf.int32)[:, :, None]
     codes = tf.bitwise.bitwise_and(
         tf.bitwise.right_shift(packed, tf.range(BITS_PER_BYTE)), 1
     )
@@ -87,6 +105,44 @@ def decode(message: tf.Tensor, elements: int, bits: int, block: int) -> tf.Tenso
     else:
         scale = tf.where(codes[:, :, 1], scales[:, 1:], scales[:, :1])
     return tf.reshape(tf.where(codes[:, :, 0], scale, -scale), [-1])[:elements]
+
+
+def split(
+    message: tf.Tensor, elements: int, bits: int, block: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The scales of a message, float32 [scales], and its codes, uint8."""
+    scales, packed = _rows(message, elements, bits, block)
+    codes = tf.reshape(packed, [-1])[: code_bytes(elements, bits, block)]
+    return tf.reshape(scales, [-1]), codes
+
+
+def join(
+    scales: tf.Tensor, codes: tf.Tensor, elements: int, bits: int, block: int
+) -> tf.Tensor:
+    """The reverse of `split`."""
+    blocks, packed = -(-elements // block), block * bits // BITS_PER_BYTE
+    missing = blocks * packed - code_bytes(elements, bits, block)
+    header = tf.bitcast(tf.reshape(scales, [blocks, bits]), tf.uint8)
+    rows = tf.concat(
+        [
+            tf.reshape(header, [blocks, SCALE_BYTES * bits]),
+            tf.reshape(tf.pad(codes, [[0, missing]]), [blocks, packed]),
+        ],
+        axis=1,
+    )
+    return tf.reshape(rows, [-1])[: message_bytes(elements, bits, block)]
+
+
+def _rows(
+    message: tf.Tensor, elements: int, bits: int, block: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Block by block the scales, float32 [blocks, bits], and the bytes of codes."""
+    blocks, stride = -(-elements // block), _stride(bits, block)
+    missing = blocks * stride - message_bytes(elements, bits, block)
+    rows = tf.reshape(tf.pad(message, [[0, missing]]), [blocks, stride])
+    header = SCALE_BYTES * bits
+    scales = tf.reshape(rows[:, :header], [blocks, bits, SCALE_BYTES])
+    return tf.bitcast(scales, tf.float32), rows[:, header:]
 
 
 def _sum(rows: tf.Tensor) -> tf.Tensor:

@@ -113,10 +113,24 @@ BlockScales ScalesOf(float* u, int64_t count, double total) {
   return scales;
 }
 
+// Scales that are known beforehand; magnitudes take the nearer one.
+template <int kBits>
+BlockScales GivenScales(const float* given) {
+  BlockScales scales;
+  scales.low = given[0];
+  if (kBits == 2) {
+    scales.high = given[1];
+    scales.threshold = 0.5f * (given[0] + given[1]);
+  }
+  return scales;
+}
+
 // Writes the message of a block; u <- u - q. `fill(i, x)` first brings a group
 // to x, which holds what u held; what it makes of missing elements is dropped.
+// The scales are those `given`, or those of u where that is null.
 template <int kBits, typename Fill>
-void EncodeBlock(float* u, int64_t count, uint8_t* out, const Fill& fill) {
+void EncodeBlock(float* u, int64_t count, const float* given, uint8_t* out,
+                 const Fill& fill) {
   Lanes total;
   ForGroups(u, count, [&](int64_t i, float* x) {
     Float4 four[kFours];
@@ -127,7 +141,9 @@ void EncodeBlock(float* u, int64_t count, uint8_t* out, const Fill& fill) {
     for (int j = 0; j < kFours; ++j) four[j] = Abs4(Load4(x + 4 * j));
     total.AddGroup(four);
   });
-  const BlockScales scales = ScalesOf<kBits>(u, count, total.Sum());
+  const BlockScales scales = given == nullptr
+                                 ? ScalesOf<kBits>(u, count, total.Sum())
+                                 : GivenScales<kBits>(given);
   StoreScales<kBits>(scales, out);
   out += 4 * kBits;
   ForGroups(u, count, [&](int64_t i, float* x) {
@@ -163,12 +179,14 @@ struct Intake {
 };
 
 // residual <- u - q for u = intake + residual, clipped unless `clip` is 0.
-// Returns how many elements were.
+// Returns how many elements were. `given` are the scales of all blocks, or
+// null.
 template <int kBits, bool kMomentum>
 TF_BASIS_WIDE int64_t QuantizeBlocks(const BlockLayout& layout,
                                      const Intake& intake, float clip,
-                                     float* residual, uint8_t* message,
-                                     int64_t begin, int64_t end) {
+                                     const float* given, float* residual,
+                                     uint8_t* message, int64_t begin,
+                                     int64_t end) {
   int64_t clipped = 0;
   std::vector<float> scratch;
   const Float4 limit = All4(clip > 0 ? clip : INFINITY);
@@ -194,8 +212,9 @@ TF_BASIS_WIDE int64_t QuantizeBlocks(const BlockLayout& layout,
         x[j] = Choose4(beyond, Negate4(x[j] < All4(0.0f), limit), x[j]);
       }
     };
-    EncodeBlock<kBits>(residual + start, count, message + b * layout.stride(),
-                       fill);
+    EncodeBlock<kBits>(residual + start, count,
+                       given == nullptr ? nullptr : given + b * kBits,
+                       message + b * layout.stride(), fill);
     for (int k = 0; k < 4; ++k) clipped += changed[k];
   }
   return clipped;
@@ -205,8 +224,8 @@ TF_BASIS_WIDE int64_t QuantizeBlocks(const BlockLayout& layout,
 template <int kBits>
 TF_BASIS_WIDE void AverageBlocks(const BlockLayout& layout,
                                  const uint8_t* messages, int64_t workers,
-                                 float* residual, uint8_t* message,
-                                 int64_t begin, int64_t end) {
+                                 const float* given, float* residual,
+                                 uint8_t* message, int64_t begin, int64_t end) {
   const int64_t bytes = layout.message_bytes();
   const Float4 divisor = All4(static_cast<float>(workers));
   // Exact, and far cheaper than a division, where it is a power of two.
@@ -228,8 +247,9 @@ TF_BASIS_WIDE void AverageBlocks(const BlockLayout& layout,
         x[j] += halves ? sum[j] * inverse : sum[j] / divisor;
       }
     };
-    EncodeBlock<kBits>(residual + b * layout.block, count, message + start,
-                       fill);
+    EncodeBlock<kBits>(residual + b * layout.block, count,
+                       given == nullptr ? nullptr : given + b * kBits,
+                       message + start, fill);
   }
 }
 
@@ -253,6 +273,41 @@ TF_BASIS_WIDE void DequantizeBlocks(const BlockLayout& layout,
   for (int64_t b = begin; b < end; ++b) {
     DecodeBlock<kBits>(layout, message + b * layout.stride(), layout.length(b),
                        values + b * layout.block);
+  }
+}
+
+// Sums over a block of u, u^2 and (u - q)^2, from the residual u - q and the
+// message of q.
+struct BlockSums {
+  double u, squares, errors;
+};
+
+template <int kBits>
+TF_BASIS_WIDE void SumBlocks(const BlockLayout& layout, const float* residual,
+                             const uint8_t* message, BlockSums* sums,
+                             int64_t begin, int64_t end) {
+  std::vector<float> q(layout.block);
+  for (int64_t b = begin; b < end; ++b) {
+    const int64_t count = layout.length(b);
+    DecodeBlock<kBits>(layout, message + b * layout.stride(), count, q.data());
+    const float* e = residual + b * layout.block;
+    Lanes u, squares, errors;
+    ForGroups(q.data(), count, [&](int64_t i, const float* x) {
+      float rest[kGroup];
+      const float* from =
+          i + kGroup > count ? Padded(e + i, count - i, rest) : e + i;
+      Float4 values[kFours], square[kFours], error[kFours];
+      for (int j = 0; j < kFours; ++j) {
+        const Float4 left = Load4(from + 4 * j);
+        values[j] = Load4(x + 4 * j) + left;
+        square[j] = values[j] * values[j];
+        error[j] = left * left;
+      }
+      u.AddGroup(values);
+      squares.AddGroup(square);
+      errors.AddGroup(error);
+    });
+    sums[b] = {u.Sum(), squares.Sum(), errors.Sum()};
   }
 }
 

@@ -76,6 +76,41 @@ TF_BASIS_WIDE void StepBlocks(const BlockLayout& layout, const FrozenStep& step,
   }
 }
 
+// A step that this rank takes alone: momentum <- keep * momentum + take *
+// values, drift <- drift + momentum * first_scale, and the variables move.
+struct LocalStep {
+  FrozenStep move;
+  float keep, take;
+};
+
+TF_BASIS_WIDE inline void StepAlone(const BlockLayout& layout,
+                                    const LocalStep& step, const Pieces& values,
+                                    float* first, const float* second,
+                                    float* drift,
+                                    const std::vector<Target>& targets,
+                                    int64_t begin, int64_t end) {
+  std::vector<float> scratch;
+  for (int64_t b = begin; b < end; ++b) {
+    const int64_t start = b * layout.block, count = layout.length(b);
+    const float* __restrict__ taken = values.Get(start, count, &scratch);
+    float* __restrict__ m = first + start;
+    float* __restrict__ u = drift + start;
+    for (int64_t i = 0; i < count; ++i) {
+      m[i] = step.keep * m[i] + step.take * taken[i];
+      u[i] += m[i] * step.move.first_scale;
+    }
+  }
+  const int64_t from = begin * layout.block;
+  const int64_t stop = std::min(end * layout.block, layout.elements);
+  for (const Target& target : targets) {
+    const int64_t i = std::max(from, target.start);
+    const int64_t until = std::min(stop, target.start + target.count);
+    if (i >= until) continue;
+    Move(step.move, first + i, second + i, target.decays,
+         target.values + (i - target.start), until - i);
+  }
+}
+
 }  // namespace tf_basis
 
 #endif  // TF_BASIS_CORE_FROZEN_STEP_H_

@@ -111,6 +111,21 @@ class BlockOp : public OpKernel {
                            tensor.shape().DebugString());
   }
 
+  // The scales of a list of none or one tensor; null for none.
+  static absl::Status GivenScales(OpKernelContext* ctx,
+                                  const BlockLayout& layout,
+                                  const float** given) {
+    tensorflow::OpInputList scales;
+    TF_RETURN_IF_ERROR(ctx->input_list("scales", &scales));
+    if (scales.size() == 0) return absl::OkStatus();
+    if (scales.size() > 1) {
+      return InvalidArgument("scales must be one tensor or none, received ",
+                             scales.size());
+    }
+    *given = scales[0].flat<float>().data();
+    return CheckLength(scales[0], "scales", layout.blocks() * layout.bits);
+  }
+
   static absl::Status AllocateMessage(OpKernelContext* ctx,
                                       const BlockLayout& layout,
                                       uint8_t** message) {
@@ -176,6 +191,8 @@ class QuantizeBlocksOp : public BlockOp {
       intake.keep = keep_;
       intake.take = take_;
     }
+    const float* given = nullptr;
+    OP_REQUIRES_OK(ctx, GivenScales(ctx, layout, &given));
     uint8_t* message = nullptr;
     OP_REQUIRES_OK(ctx, AllocateMessage(ctx, layout, &message));
     Tensor* clipped = nullptr;
@@ -189,8 +206,8 @@ class QuantizeBlocksOp : public BlockOp {
                                 : &QuantizeBlocks<bits(), true>;
       ForBlocks(ctx, layout, /*cycles_per_element=*/2 * bits,
                 [&](int64_t begin, int64_t end) {
-                  count += quantize(layout, intake, clip_value_, residual,
-                                    message, begin, end);
+                  count += quantize(layout, intake, clip_value_, given,
+                                    residual, message, begin, end);
                 });
     });
     clipped->scalar<int64_t>()() = count;
@@ -217,6 +234,8 @@ class AverageBlocksOp : public BlockOp {
     const BlockLayout layout = Layout(locked.tensor(0).NumElements());
     OP_REQUIRES_OK(ctx, CheckLength(messages, "messages",
                                     workers_ * layout.message_bytes()));
+    const float* given = nullptr;
+    OP_REQUIRES_OK(ctx, GivenScales(ctx, layout, &given));
     uint8_t* message = nullptr;
     OP_REQUIRES_OK(ctx, AllocateMessage(ctx, layout, &message));
     OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 0));
@@ -225,8 +244,8 @@ class AverageBlocksOp : public BlockOp {
       ForBlocks(ctx, layout, /*cycles_per_element=*/(2 + workers_) * bits,
                 [&](int64_t begin, int64_t end) {
                   AverageBlocks<bits()>(layout, messages.flat<uint8_t>().data(),
-                                        workers_, residual, message, begin,
-                                        end);
+                                        workers_, given, residual, message,
+                                        begin, end);
                 });
     });
   }
@@ -276,9 +295,48 @@ class DequantizeIntoOp : public BlockOp {
   }
 };
 
-class StepFrozenOp : public BlockOp {
+class MessageStatisticsOp : public BlockOp {
  public:
-  explicit StepFrozenOp(OpKernelConstruction* ctx) : BlockOp(ctx) {
+  using BlockOp::BlockOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    LockedVariables locked;
+    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, &locked));
+    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "residual"));
+    const Tensor& message = ctx->input(1);
+    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
+    OP_REQUIRES_OK(ctx,
+                   CheckLength(message, "message", layout.message_bytes()));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({3}), &output));
+    const float* residual = static_cast<const float*>(locked.data(0));
+    std::vector<BlockSums> sums(layout.blocks());
+    WithBits(layout.bits, [&](auto bits) {
+      ForBlocks(ctx, layout, /*cycles_per_element=*/2,
+                [&](int64_t begin, int64_t end) {
+                  SumBlocks<bits()>(layout, residual,
+                                    message.flat<uint8_t>().data(), sums.data(),
+                                    begin, end);
+                });
+    });
+    // In the order of the blocks, whatever the number of threads.
+    BlockSums total = {};
+    for (const BlockSums& each : sums) {
+      total.u += each.u;
+      total.squares += each.squares;
+      total.errors += each.errors;
+    }
+    auto out = output->vec<double>();
+    out(0) = total.u;
+    out(1) = total.squares;
+    out(2) = total.errors;
+  }
+};
+
+// What ops have that move variables by a flat momentum.
+class StepOp : public BlockOp {
+ public:
+  explicit StepOp(OpKernelConstruction* ctx) : BlockOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("starts", &starts_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("decayed", &decayed_));
@@ -292,6 +350,64 @@ class StepFrozenOp : public BlockOp {
                                 decayed_.size()));
   }
 
+ protected:
+  // Reads the scalars, inputs `first_input` and the two after it.
+  absl::Status Scalars(OpKernelContext* ctx, int first_input,
+                       FrozenStep* step) const {
+    float scalars[3];
+    for (int i = 0; i < 3; ++i) {
+      const Tensor& scalar = ctx->input(first_input + i);
+      if (scalar.dims() != 0) {
+        return InvalidArgument("input ", first_input + i,
+                               " must be a scalar, received shape ",
+                               scalar.shape().DebugString());
+      }
+      scalars[i] = scalar.scalar<float>()();
+    }
+    *step = {scalars[0], scalars[1], epsilon_, scalars[2]};
+    return absl::OkStatus();
+  }
+
+  // The targets, which are the locked variables from `first_locked` on; they
+  // are not writable yet.
+  absl::Status Targets(const BlockLayout& layout, LockedVariables& locked,
+                       int first_locked, std::vector<Target>* targets) const {
+    int64_t reached = 0;
+    for (size_t i = 0; i < starts_.size(); ++i) {
+      const int64_t count = locked.tensor(first_locked + i).NumElements();
+      if (starts_[i] < reached || count > layout.elements - starts_[i]) {
+        return InvalidArgument("starts must leave each variable room in ",
+                               layout.elements, " elements, received ",
+                               starts_[i], " for ", count, " elements after ",
+                               reached);
+      }
+      reached = starts_[i] + count;
+      targets->push_back({starts_[i], count, nullptr, decayed_[i]});
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status MakeWritable(OpKernelContext* ctx,
+                                   LockedVariables* locked, int first_locked,
+                                   std::vector<Target>* targets) {
+    for (size_t i = 0; i < targets->size(); ++i) {
+      const int place = first_locked + static_cast<int>(i);
+      TF_RETURN_IF_ERROR(
+          locked->MakeWritable(ctx, place, /*share_reads=*/true));
+      (*targets)[i].values = static_cast<float*>(locked->data(place));
+    }
+    return absl::OkStatus();
+  }
+
+  float epsilon_;
+  std::vector<int64_t> starts_;
+  std::vector<bool> decayed_;
+};
+
+class StepFrozenOp : public StepOp {
+ public:
+  using StepOp::StepOp;
+
   void Compute(OpKernelContext* ctx) override {
     std::vector<int> inputs = {0, 1};
     for (size_t i = 0; i < starts_.size(); ++i) inputs.push_back(6 + i);
@@ -304,34 +420,12 @@ class StepFrozenOp : public BlockOp {
     const Tensor& message = ctx->input(2);
     OP_REQUIRES_OK(ctx,
                    CheckLength(message, "message", layout.message_bytes()));
-    float scalars[3];
-    for (int i = 0; i < 3; ++i) {
-      const Tensor& scalar = ctx->input(3 + i);
-      OP_REQUIRES(
-          ctx, scalar.dims() == 0,
-          InvalidArgument("input ", 3 + i, " must be a scalar, received shape ",
-                          scalar.shape().DebugString()));
-      scalars[i] = scalar.scalar<float>()();
-    }
+    FrozenStep step;
+    OP_REQUIRES_OK(ctx, Scalars(ctx, 3, &step));
     std::vector<Target> targets;
-    int64_t reached = 0;
-    for (size_t i = 0; i < starts_.size(); ++i) {
-      const int64_t count = locked.tensor(2 + i).NumElements();
-      OP_REQUIRES(
-          ctx, starts_[i] >= reached && count <= layout.elements - starts_[i],
-          InvalidArgument("starts must leave each variable room in ",
-                          layout.elements, " elements, received ", starts_[i],
-                          " for ", count, " elements after ", reached));
-      reached = starts_[i] + count;
-      targets.push_back({starts_[i], count, nullptr, decayed_[i]});
-    }
+    OP_REQUIRES_OK(ctx, Targets(layout, locked, 2, &targets));
     OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 0));
-    for (size_t i = 0; i < targets.size(); ++i) {
-      OP_REQUIRES_OK(ctx,
-                     locked.MakeWritable(ctx, 2 + i, /*share_reads=*/true));
-      targets[i].values = static_cast<float*>(locked.data(2 + i));
-    }
-    const FrozenStep step = {scalars[0], scalars[1], epsilon_, scalars[2]};
+    OP_REQUIRES_OK(ctx, MakeWritable(ctx, &locked, 2, &targets));
     float* first = static_cast<float*>(locked.data(0));
     const float* second = static_cast<const float*>(locked.data(1));
     WithBits(layout.bits, [&](auto bits) {
@@ -343,11 +437,56 @@ class StepFrozenOp : public BlockOp {
                 });
     });
   }
+};
+
+class StepLocalOp : public StepOp {
+ public:
+  explicit StepLocalOp(OpKernelConstruction* ctx) : StepOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("keep", &keep_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("take", &take_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::OpInputList values;
+    OP_REQUIRES_OK(ctx, ctx->input_list("values", &values));
+    std::vector<int> inputs = {0, 1, 2};
+    for (size_t i = 0; i < starts_.size(); ++i) {
+      inputs.push_back(6 + values.size() + i);
+    }
+    LockedVariables locked;
+    OP_REQUIRES_OK(ctx, Lock(ctx, inputs, &locked));
+    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "first"));
+    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
+    OP_REQUIRES_OK(ctx,
+                   CheckLength(locked.tensor(1), "second", layout.elements));
+    OP_REQUIRES_OK(ctx,
+                   CheckLength(locked.tensor(2), "drift", layout.elements));
+    Pieces pieces;
+    for (const Tensor& piece : values) {
+      pieces.Add(piece.flat<float>().data(), piece.NumElements());
+    }
+    OP_REQUIRES(ctx, pieces.elements() == layout.elements,
+                InvalidArgument("values must have ", layout.elements,
+                                " elements, received ", pieces.elements()));
+    LocalStep step = {{}, keep_, take_};
+    OP_REQUIRES_OK(ctx, Scalars(ctx, 3 + values.size(), &step.move));
+    std::vector<Target> targets;
+    OP_REQUIRES_OK(ctx, Targets(layout, locked, 3, &targets));
+    OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 0));
+    OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 2));
+    OP_REQUIRES_OK(ctx, MakeWritable(ctx, &locked, 3, &targets));
+    float* first = static_cast<float*>(locked.data(0));
+    const float* second = static_cast<const float*>(locked.data(1));
+    float* drift = static_cast<float*>(locked.data(2));
+    ForBlocks(ctx, layout, /*cycles_per_element=*/4,
+              [&](int64_t begin, int64_t end) {
+                StepAlone(layout, step, pieces, first, second, drift, targets,
+                          begin, end);
+              });
+  }
 
  private:
-  float epsilon_;
-  std::vector<int64_t> starts_;
-  std::vector<bool> decayed_;
+  float keep_, take_;
 };
 
 class CountUnusableOp : public OpKernel {
@@ -380,7 +519,9 @@ REGISTER(QuantizeBlocks);
 REGISTER(AverageBlocks);
 REGISTER(DequantizeBlocks);
 REGISTER(DequantizeInto);
+REGISTER(MessageStatistics);
 REGISTER(StepFrozen);
+REGISTER(StepLocal);
 REGISTER(CountUnusable);
 #undef REGISTER
 
