@@ -1,0 +1,447 @@
+"""Options of the 1-bit exchange against numpy, which knows what all ranks have."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from helpers import to_numpy
+from horovod_pairs import applier, keras, new, raw
+from horovod_rank import check, error_of
+from reference import onebit_options as reference
+
+import tf_basis
+from tf_basis import distributed
+from tf_basis.distributed.world import World
+from tf_basis.ops import loader
+
+ALL = [(".*", 1)]
+SIZE, ELEMENTS, BLOCK = 2, 50, 16
+
+
+def gradients(step: int, elements: int = ELEMENTS) -> np.ndarray:
+    """Of all ranks, of another size in every step."""
+    rng = np.random.default_rng([7, step])
+    scale = 1 + np.abs(np.sin(step))
+    return rng.normal(scale=scale, size=[SIZE, elements]).astype(np.float32)
+
+
+def digest(*arrays) -> str:
+    joined = b"".join(np.ascontiguousarray(to_numpy(a)).tobytes() for a in arrays)
+    return hashlib.sha256(joined).hexdigest()
+
+
+@contextlib.contextmanager
+def counted_bytes(found: list):
+    """The bytes that this rank puts into the exchange."""
+    original = {name: getattr(World, name) for name in ("scatter", "gather")}
+
+    def counting(name):
+        def call(self, tensor, *rest):
+            if tensor.dtype == tf.uint8:
+                found.append(int(tf.size(tensor)))
+            return original[name](self, tensor, *rest)
+
+        return call
+
+    for name in original:
+        setattr(World, name, counting(name))
+    try:
+        yield
+    finally:
+        for name, function in original.items():
+            setattr(World, name, function)
+
+
+# ---- the amplitude phase -------------------------------------------------------
+
+
+@check
+def amplitudes():
+    """Eager, so that the bytes of every exchange are seen."""
+    results = {}
+    for ops in ("require", "off"):
+        for bits in (1, 2):
+            with loader.use(ops):
+                exchange = distributed.OneBitExchange(
+                    4000, 64, bits=bits, amplitude_interval=3
+                )
+                expected = reference.Exchange(4000, SIZE, 64, 3, bits)
+                worst, sent, digests = 0.0, [], []
+                for step in range(7):
+                    given, found = gradients(step, 4000), []
+                    with counted_bytes(found):
+                        result = exchange.average(tf.constant(given[hvd.rank()]))
+                    worst = max(worst, np.abs(result - expected.average(given)).max())
+                    sent.append(sum(found))
+                    digests.append(digest(result))
+                results[ops, bits] = {
+                    "worst": float(worst),
+                    "sent": sent,
+                    "digests": digests,
+                    "residual": float(
+                        np.abs(
+                            exchange.worker_error - expected.worker[hvd.rank()]
+                        ).max()
+                    ),
+                    "traffic": exchange.amplitudes[bits].traffic.numpy().tolist(),
+                }
+    return results
+
+
+# ---- metadata, and what adapts to it -------------------------------------------
+
+
+def train_sgd(compression, steps: int, rate=0.1, see=lambda optimizer: None):
+    variable = new(np.ones(ELEMENTS), "theta")
+    optimizer = distributed.DistributedOptimizer(
+        keras.optimizers.SGD(rate), compression
+    )
+    optimizer.build([variable])
+    apply, seen = applier(optimizer, [variable]), []
+    for step in range(steps):
+        apply(tf.constant(gradients(step)[hvd.rank()]))
+        seen.append(see(optimizer))
+    return variable, seen, optimizer
+
+
+@check
+def statistics_are_of_all_ranks():
+    settings = {"policy": ALL, "block": BLOCK, "clip_value": 2.0, "statistics": True}
+    compression = distributed.OneBitCompression(**settings)
+    _, seen, _ = train_sgd(
+        compression, 4, see=lambda optimizer: optimizer.quantization_statistics
+    )
+    # What numpy knows: after step 4 all ranks know of the exchange of step 3.
+    exchange = reference.Exchange(ELEMENTS, SIZE, BLOCK)
+    expected = []
+    for step in range(3):
+        u = gradients(step) + exchange.worker
+        clipped = int((np.abs(u) > 2.0).sum())
+        exchange.average(np.clip(u, -2.0, 2.0) - exchange.worker)
+        total, squares, errors = exchange.sums
+        n = SIZE * ELEMENTS
+        expected.append(
+            {
+                "mean": total / n,
+                "variance": squares / n - (total / n) ** 2,
+                "relative_error": errors / squares,
+                "residual_norm": np.sqrt(errors / SIZE),
+                "clipped_share": clipped / n,
+                "bits": 1.0,
+            }
+        )
+    return {"seen": seen[1:], "expected": expected, "first": seen[0]}
+
+
+@check
+def adaptive_rate():
+    settings = {"floor": 0.2, "smoothing": 0.7}
+    compression = distributed.OneBitCompression(
+        ALL, block=BLOCK, adaptive_rate=settings
+    )
+    variable, _, optimizer = train_sgd(compression, 8)
+    theta, exchange, error = (
+        np.ones(ELEMENTS),
+        reference.Exchange(ELEMENTS, SIZE, BLOCK),
+        0,
+    )
+    factors = []
+    for step in range(8):
+        if step:
+            new_error = exchange.sums[2] / exchange.sums[1]
+            error = new_error if error == 0 else 0.7 * error + 0.3 * new_error
+        factors.append(max(0.2, 1 - error))
+        theta = theta - 0.1 * factors[-1] * exchange.average(gradients(step))
+    return {
+        "difference": float(np.abs(to_numpy(variable) - theta).max()),
+        "digest": digest(variable),
+        "factors": factors,
+        "rate": float(to_numpy(optimizer.learning_rate)),
+    }
+
+
+@check
+def adaptive_bits():
+    settings = {"raise_above": 0.3, "lower_below": 0.2, "patience": 2}
+    compression = distributed.OneBitCompression(
+        ALL, block=BLOCK, adaptive_bits=settings, amplitude_interval=2
+    )
+    variable, seen, _ = train_sgd(
+        compression, 16, see=lambda o: o.quantization_statistics["1bit"]["bits"]
+    )
+    theta, exchange = np.ones(ELEMENTS), reference.Exchange(ELEMENTS, SIZE, BLOCK, 2)
+    streak, bits = 0, []
+    for step in range(16):
+        if step:
+            error = exchange.sums[2] / exchange.sums[1]
+            wide = exchange.bits == 2
+            streak = streak + 1 if (error < 0.2 if wide else error > 0.3) else 0
+            if streak == 2:
+                exchange.bits, streak, exchange.age = 3 - exchange.bits, 0, 0
+        bits.append(float(exchange.bits))
+        theta = theta - 0.1 * exchange.average(gradients(step))
+    return {
+        "difference": float(np.abs(to_numpy(variable) - theta).max()),
+        "digest": digest(variable),
+        "seen": seen,
+        "expected": bits,
+    }
+
+
+# ---- delay and local steps -----------------------------------------------------
+
+
+def follow(make, expected, *, steps=12, weights=None, bad=(), wrap=False, each=None):
+    """An optimizer's variable against the reference after every step.
+
+    `bad`: (step, rank) whose gradient is not finite. `wrap`: the optimizer is inside a
+    DistributedOptimizer(BasisAdam), which has a table beside it.
+    """
+    start = np.linspace(-1, 1, ELEMENTS).astype(np.float32)
+    variable, table = new(start, "tower"), new(np.ones((12, 4)), "table")
+    optimizer = inner = make()
+    variables = [variable]
+    if wrap:
+        optimizer = tf_basis.BasisAdam(
+            0.01, tables=["table"], compression_ratio=2.0, dense_optimizer=inner
+        )
+        optimizer = distributed.DistributedOptimizer(optimizer)
+        inner = optimizer.dense_optimizer
+        variables = [table, variable]
+    optimizer.build(variables)
+
+    @tf.function
+    def apply(gradient):
+        given = [gradient]
+        if wrap:
+            rows = tf.IndexedSlices(
+                tf.ones([2, 4]) * gradient[0], tf.constant([hvd.rank(), 5]), [12, 4]
+            )
+            given = [rows, gradient]
+        optimizer.apply_gradients(list(zip(given, variables)))
+
+    worst, digests, apart = 0.0, [], []
+    for step in range(steps):
+        given = gradients(step)
+        for when, rank in bad:
+            if when == step:
+                given[rank, 3] = np.inf
+        step_weights = None if weights is None else weights[step]
+        if weights is not None:
+            optimizer.step_weight.assign(float(step_weights[hvd.rank()]))
+        apply(tf.constant(given[hvd.rank()]))
+        expected.step(given, step_weights)
+        mine = to_numpy(variable)
+        worst = max(worst, np.abs(mine - expected.theta[hvd.rank()]).max())
+        apart.append(inner.apart)
+        if not inner.apart:
+            digests.append(digest(variable))
+        if each is not None:
+            each(step, inner, expected)
+    return {
+        "worst": float(worst),
+        "digests": digests,
+        "apart": apart,
+        "skipped": int(optimizer.skipped_steps),
+        "moved": float(np.abs(to_numpy(variable) - start).max()),
+    }
+
+
+SETTINGS = {"block": BLOCK, "epsilon": 1e-3, "beta_1": 0.8, "beta_2": 0.99}
+
+
+def one_bit(**more):
+    policy = more.pop("policy", ALL)
+    decay = more.get("weight_decay", 0.0)
+    rate = 0.02
+    make = lambda: distributed.OneBitAdam(  # noqa: E731
+        rate, warmup_steps=3, policy=policy, **SETTINGS, **more
+    )
+    names = {"local_steps_doubling": "doubling"}
+    known = {names.get(k, k): v for k, v in more.items()}
+    known["weight_decay"] = decay
+    start = np.linspace(-1, 1, ELEMENTS).astype(np.float32)
+    return make, reference.OneBitAdam(
+        start, SIZE, rate=rate, warmup=3, **SETTINGS, **known
+    )
+
+
+@check
+def delayed():
+    uneven = [[1.0 + r + (s % 2) for r in range(SIZE)] for s in range(12)]
+    return {
+        "alone": follow(
+            *one_bit(delay=1, staleness_decay=0.5, weight_decay=0.1), weights=uneven
+        ),
+        "skips": follow(*one_bit(delay=1), bad=[(1, 0), (6, SIZE - 1)]),
+        "wrapped": follow(*one_bit(delay=1), wrap=True, bad=[(6, 0)]),
+    }
+
+
+@check
+def delayed_gradients():
+    """SGD steps with the mean of the step before; nothing is lost in a skipped one."""
+    variable = new(np.zeros(ELEMENTS), "theta")
+    compression = distributed.OneBitCompression(
+        [("theta", 32)], delay=1, staleness_decay=0.5
+    )
+    optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(1.0), compression)
+    optimizer.build([variable])
+    apply, seen = applier(optimizer, [variable]), []
+    for step in range(5):
+        given = gradients(step)[hvd.rank()]
+        if step == 2 and hvd.rank() == 0:
+            given[0] = np.nan
+        apply(tf.constant(given))
+        seen.append(-to_numpy(variable))
+    means = [0.5 * gradients(s).mean(axis=0) for s in range(5)]
+    # Step 2 is skipped, with its gradient; what it was to apply comes in step 3.
+    expected = np.cumsum([0 * means[0], means[0], 0 * means[0], means[1], means[3]], 0)
+    return {
+        "difference": float(np.abs(np.array(seen) - expected).max()),
+        "pending": float(np.abs(optimizer.residual_variables[0].numpy()).max()),
+    }
+
+
+@check
+def local_steps():
+    uneven = [[1.0 + r + (s % 2) for r in range(SIZE)] for s in range(12)]
+    uneven[5][0] = uneven[8][0] = 0.0
+
+    def early(step, optimizer, expected):
+        if step == 9:
+            optimizer.synchronize()
+            optimizer.synchronize()  # nothing is left to do
+            expected.synchronize()
+
+    return {
+        "three": follow(*one_bit(local_steps=3, weight_decay=0.1)),
+        "doubling": follow(*one_bit(local_steps=4, local_steps_doubling=2)),
+        "uneven": follow(*one_bit(local_steps=3), weights=uneven, bad=[(6, 0)]),
+        "synchronized": follow(*one_bit(local_steps=4), each=early, steps=11),
+        "wrapped": follow(*one_bit(local_steps=3), wrap=True),
+    }
+
+
+@check
+def local_steps_of_all_bits():
+    """Variables of 32 bits go alone too."""
+    make, expected = one_bit(local_steps=3, policy=[(".*", 32)])
+    expected.exchange.average = lambda given: given.mean(axis=0)
+    return follow(make, expected)
+
+
+@check
+def bad_settings():
+    weird = {
+        "delay": {"delay": 2},
+        "staleness_decay": {"staleness_decay": 0.0},
+        "amplitude_interval": {"amplitude_interval": 0},
+        "adaptive_bits": {"adaptive_bits": {"patience": 0}},
+        "adaptive_rate": {"adaptive_rate": 0.5},
+    }
+    found = {
+        name: error_of(distributed.OneBitCompression, **arguments)
+        for name, arguments in weird.items()
+    }
+    for name, arguments in {
+        "local_steps": {"local_steps": 0},
+        "doubling": {"local_steps_doubling": 5},
+        "moments": {"local_steps": 2, "moments": "corrected", "total_steps": 9},
+        "both": {"local_steps": 2, "delay": 1},
+    }.items():
+        found[name] = error_of(distributed.OneBitAdam, **arguments)
+    every = distributed.OneBitAdam(delay=1, policy=[(".*", 16, 5)])
+    found["interval"] = error_of(every.build, [new(np.ones(4), "theta")])
+    return found
+
+
+# ---- in fit, saved and resumed -------------------------------------------------
+
+
+def make_model(optimizer):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((2,), dtype="int32")
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(30, 4, name="items")(inputs))
+    hidden = keras.layers.Dense(16, activation="relu")(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(optimizer, "mse")
+    return model
+
+
+def all_options(**more):
+    dense = distributed.OneBitAdam(
+        0.01, warmup_steps=3, policy=[("kernel", 1)], block=8, **more
+    )
+    optimizer = tf_basis.BasisAdam(0.02, tables="items", dense_optimizer=dense)
+    return make_model(distributed.DistributedOptimizer(optimizer))
+
+
+X = np.arange(80, dtype=np.int32).reshape(40, 2) % 30
+Y = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+
+
+def fit(model, batches: slice, *callbacks):
+    mine = slice(hvd.rank(), None, SIZE)
+    x, y = X[mine][batches], Y[mine][batches]
+    return model.fit(
+        x, y, batch_size=2, verbose=0, shuffle=False, callbacks=list(callbacks)
+    )
+
+
+@check
+def saved_and_resumed():
+    """9 steps = 5 + 4 to the bit, all ranks' memory in the checkpoint."""
+    import tempfile
+
+    from tf_basis.distributed import restore_checkpoint, save_checkpoint
+
+    results = {}
+    cases = {
+        "amplitudes": {"amplitude_interval": 4, "adaptive_rate": True},
+        "bits": {"adaptive_bits": {"patience": 2}, "amplitude_interval": 3},
+        "delay": {"delay": 1, "statistics": True},
+        "local": {"local_steps": 2},
+    }
+    for name, settings in cases.items():
+        whole = all_options(**settings)
+        fit(whole, slice(0, 18))
+        first = all_options(**settings)
+        fit(first, slice(0, 10))
+        root = tempfile.mkdtemp() if hvd.rank() == 0 else None
+        root = World().objects(root, f"root_{name}")[0]
+        # A wrong value in the second model must be overwritten.
+        save_checkpoint(root, first, step=5)
+        second = all_options(**settings)
+        fit(second, slice(10, 12))
+        restore_checkpoint(root, second)
+        fit(second, slice(10, 18))
+        results[name] = {
+            "whole": digest(*map(raw, whole.trainable_variables)),
+            "resumed": digest(*map(raw, second.trainable_variables)),
+            "half": digest(*map(raw, first.trainable_variables)),
+        }
+    return results
+
+
+@check
+def callbacks_in_fit():
+    statistics = distributed.QuantizationStatistics(every=2)
+    drift = distributed.ReplicaDriftCheck(every=2)
+    together = distributed.SynchronizeCallback()
+    model = all_options(local_steps=4, statistics=True)
+    history = fit(model, slice(0, 18), statistics, drift, together)
+    return {
+        "keys": sorted(k for k in history.history if k.startswith("quantization")),
+        "records": [r["batch"] for r in statistics.history],
+        "last": statistics.history[-1]["groups"],
+        "checks": drift.checks,
+        "digest": digest(*map(raw, model.trainable_variables)),
+        "without": error_of(
+            fit, all_options(), slice(0, 4), distributed.QuantizationStatistics()
+        ),
+    }

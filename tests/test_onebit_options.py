@@ -1,0 +1,145 @@
+"""Amplitude and metadata phases, what adapts, delay, local steps: on two ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from horovod_helpers import launch_fixture
+
+checks = launch_fixture("options", ranks=2, timeout=300)
+OPS = [("require", 1), ("require", 2), ("off", 1), ("off", 2)]
+
+
+def equal(values) -> bool:
+    return all(v == values[0] for v in values)
+
+
+@pytest.mark.parametrize("case", OPS, ids=str)
+def test_scales_travel_in_every_third_exchange(checks, case):
+    results = [r[case] for r in checks["amplitudes"]]
+    assert equal([r["digests"] for r in results])
+    ops, bits = case
+    # A rank sends the codes of all 4000 elements and of the 2016 or 1984 it owns.
+    for result, owned in zip(results, (2048, 1952)):
+        assert result["worst"] < 1e-5 and result["residual"] < 1e-5
+        codes, headers = (4000 + owned) * bits // 8, 3 * 5
+        scales = 4 * bits * (-(-4000 // 64) + -(-owned // 64))
+        for step, sent in enumerate(result["sent"]):
+            if step % 3:
+                assert sent == codes + headers
+            elif ops == "off":
+                assert sent == codes + headers + scales
+            else:  # deflated
+                assert codes + headers < sent < codes + headers + scales
+        sent, plain = result["traffic"]
+        assert plain == 3 * scales
+        assert sent == plain if ops == "off" else sent < plain
+
+
+def test_statistics_are_of_all_ranks(checks):
+    first, second = checks["statistics_are_of_all_ranks"]
+    assert first == second
+    assert first["first"]["1bit"]["relative_error"] == 0  # nothing is known yet
+    for seen, expected in zip(first["seen"], first["expected"]):
+        assert set(seen) == {"1bit"}
+        for name, value in expected.items():
+            np.testing.assert_allclose(seen["1bit"][name], value, rtol=1e-4, atol=1e-7)
+        assert expected["clipped_share"] > 0
+
+
+def test_the_rate_follows_the_error(checks):
+    first, second = checks["adaptive_rate"]
+    assert first["digest"] == second["digest"]
+    assert first["difference"] < 1e-5
+    assert first["factors"][0] == 1 and 0.2 < min(first["factors"]) < 0.9
+    assert first["rate"] == pytest.approx(0.1)
+
+
+def test_bits_rise_and_fall(checks):
+    first, second = checks["adaptive_bits"]
+    assert first["digest"] == second["digest"]
+    assert first["seen"] == first["expected"]
+    assert first["difference"] < 1e-5
+    assert {1.0, 2.0} == set(first["seen"])
+    assert first["seen"].index(2.0) < len(first["seen"]) - 1 - first["seen"][
+        ::-1
+    ].index(1.0)
+
+
+@pytest.mark.parametrize("case", ["alone", "skips", "wrapped"])
+def test_delayed_steps(checks, case):
+    results = [r[case] for r in checks["delayed"]]
+    assert equal([r["digests"] for r in results])
+    for result in results:
+        assert result["worst"] < 2e-5
+        assert result["skipped"] == {"alone": 0, "skips": 2, "wrapped": 1}[case]
+        assert result["moved"] > 0.01
+
+
+def test_delayed_gradients(checks):
+    for result in checks["delayed_gradients"]:
+        assert result["difference"] < 1e-6
+        assert result["pending"] > 0.1
+
+
+@pytest.mark.parametrize(
+    "case", ["three", "doubling", "uneven", "synchronized", "wrapped"]
+)
+def test_local_steps(checks, case):
+    results = [r[case] for r in checks["local_steps"]]
+    assert equal([r["digests"] for r in results])
+    for result in results:
+        assert result["worst"] < 2e-5
+        assert result["skipped"] == (1 if case == "uneven" else 0)
+        assert result["moved"] > 0.01
+    together = [step for step, apart in enumerate(results[0]["apart"]) if not apart]
+    assert together == {
+        "three": [0, 1, 2, 5, 8, 11],
+        "doubling": [0, 1, 2, 3, 5, 9],
+        "uneven": [0, 1, 2, 5, 8, 11],
+        "synchronized": [0, 1, 2, 6],
+        "wrapped": [0, 1, 2, 5, 8, 11],
+    }.get(case)
+
+
+def test_local_steps_of_full_precision(checks):
+    results = checks["local_steps_of_all_bits"]
+    assert equal([r["digests"] for r in results])
+    assert all(r["worst"] < 1e-5 for r in results)
+
+
+def test_bad_settings(checks):
+    for found in checks["bad_settings"]:
+        for name, words in {
+            "delay": "delay must be one of 0, 1, received 2",
+            "staleness_decay": "staleness_decay must be a number above 0, at most 1",
+            "amplitude_interval": "amplitude_interval must be an integer of at least 1",
+            "adaptive_bits": "patience must be an integer of at least 1, received 0",
+            "adaptive_rate": "adaptive_rate must be None, True, an AdaptiveRate",
+            "local_steps": "local_steps must be an integer of at least 1, received 0",
+            "doubling": "local_steps_doubling must be None where local_steps is 1",
+            "moments": "moments must be 'frozen' with local_steps=2",
+            "both": "delay must be 0 with local_steps=2, received 1",
+            "interval": "interval must be 1 with delay=1, received 5 for theta",
+        }.items():
+            assert found[name].startswith("ValueError: ") and words in found[name], name
+
+
+@pytest.mark.parametrize("case", ["amplitudes", "bits", "delay", "local"])
+def test_training_goes_on_from_a_checkpoint(checks, case):
+    results = [r[case] for r in checks["saved_and_resumed"]]
+    assert equal(results)
+    assert results[0]["whole"] == results[0]["resumed"] != results[0]["half"]
+
+
+def test_callbacks_in_fit(checks):
+    first, second = checks["callbacks_in_fit"]
+    assert first["digest"] == second["digest"]
+    assert first["records"] == [2, 4, 6, 8]
+    assert first["last"] == second["last"] != {}
+    group = "dense_optimizer/1bit"
+    assert f"quantization/{group}/relative_error" in first["keys"]
+    assert 0 < first["last"][group]["relative_error"] < 2
+    # Due after 2, 4, 6 and 8 batches; the ranks met after 7 only, and at the end.
+    assert first["checks"] >= 2
+    assert "compression must keep statistics" in first["without"]
