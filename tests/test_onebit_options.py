@@ -7,6 +7,7 @@ import pytest
 from horovod_helpers import launch_fixture
 
 checks = launch_fixture("options", ranks=2, timeout=300)
+in_fit = launch_fixture("options_fit", ranks=2, timeout=580)
 OPS = [("require", 1), ("require", 2), ("off", 1), ("off", 2)]
 
 
@@ -125,15 +126,17 @@ def test_bad_settings(checks):
             assert found[name].startswith("ValueError: ") and words in found[name], name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["amplitudes", "bits", "delay", "local"])
-def test_training_goes_on_from_a_checkpoint(checks, case):
-    results = [r[case] for r in checks["saved_and_resumed"]]
+def test_training_goes_on_from_a_checkpoint(in_fit, case):
+    results = [r[case] for r in in_fit["saved_and_resumed"]]
     assert equal(results)
     assert results[0]["whole"] == results[0]["resumed"] != results[0]["half"]
 
 
-def test_callbacks_in_fit(checks):
-    first, second = checks["callbacks_in_fit"]
+@pytest.mark.long
+def test_callbacks_in_fit(in_fit):
+    first, second = in_fit["callbacks_in_fit"]
     assert first["digest"] == second["digest"]
     assert first["records"] == [2, 4, 6, 8]
     assert first["last"] == second["last"] != {}
