@@ -131,53 +131,63 @@ def exchanges(elements: int, hvd: Any) -> list[Timed]:
     ]
 
 
-def training_steps(widths: Sequence[int], batch: int, hvd: Any) -> list[Timed]:
-    """A step of a tower of dense layers, with both optimizers, and without any."""
+def tower_step(
+    widths: Sequence[int],
+    batch: int,
+    make_optimizer: Callable[[], Any] | None,
+    hvd: Any,
+) -> Callable[[], Any]:
+    """A training step of a tower of dense layers; without an optimizer: gradients."""
     import keras
     import tensorflow as tf
-
-    from tf_basis.distributed import DistributedOptimizer, OneBitAdam
 
     rng = np.random.default_rng(hvd.rank())
     x = tf.constant(rng.standard_normal((batch, widths[0])), tf.float32)
     y = tf.constant(rng.integers(0, 2, (batch, 1)), tf.float32)
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(n, activation="relu") for n in widths[1:]]
+    model = keras.Sequential(
+        [keras.Input((widths[0],)), *layers, keras.layers.Dense(1)]
+    )
+    optimizer = make_optimizer() if make_optimizer else None
+    if optimizer is not None:
+        optimizer.build(model.trainable_variables)
 
-    def stepper(make_optimizer: Callable[[], Any] | None) -> Callable[[], Any]:
-        keras.utils.set_random_seed(0)
-        layers = [keras.layers.Dense(n, activation="relu") for n in widths[1:]]
-        model = keras.Sequential(
-            [keras.Input((widths[0],)), *layers, keras.layers.Dense(1)]
-        )
-        optimizer = make_optimizer() if make_optimizer else None
-        if optimizer is not None:
-            optimizer.build(model.trainable_variables)
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True))
+        gradients = tape.gradient(value, model.trainable_variables)
+        if optimizer is None:
+            return [tf.identity(g) for g in gradients]
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
 
-        @tf.function
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                value = loss(y, model(x, training=True))
-            gradients = tape.gradient(value, model.trainable_variables)
-            if optimizer is None:
-                return [tf.identity(g) for g in gradients]
-            optimizer.apply(gradients, model.trainable_variables)
-            return value
+    def call() -> Any:
+        result = step(x, y)
+        if optimizer is not None and int(optimizer.skipped_steps):
+            raise RuntimeError("a step was skipped: it costs nothing, do not count")
+        return result
 
-        def call() -> Any:
-            result = step(x, y)
-            if optimizer is not None and int(optimizer.skipped_steps):
-                raise RuntimeError("a step was skipped: it costs nothing, do not count")
-            return result
+    return call
 
-        return call
+
+def training_steps(widths: Sequence[int], batch: int, hvd: Any) -> list[Timed]:
+    """A step with both optimizers, and without any."""
+    import keras
+
+    from tf_basis.distributed import DistributedOptimizer, OneBitAdam
 
     # Rates that change nothing: a warm-up of one step is no basis for real ones.
-    adam = stepper(lambda: DistributedOptimizer(keras.optimizers.Adam(1e-12)))
-    one_bit = stepper(lambda: DistributedOptimizer(OneBitAdam(1e-12, warmup_steps=1)))
+    makers = {
+        "Adam, float32": lambda: DistributedOptimizer(keras.optimizers.Adam(1e-12)),
+        "OneBitAdam": lambda: DistributedOptimizer(OneBitAdam(1e-12, warmup_steps=1)),
+        "gradients only": None,
+    }
     return [
-        Timed("Adam, float32", adam),
-        Timed("OneBitAdam", one_bit),
-        Timed("gradients only", stepper(None)),
+        Timed(name, tower_step(widths, batch, make, hvd))
+        for name, make in makers.items()
     ]
 
 

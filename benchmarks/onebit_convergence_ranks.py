@@ -7,6 +7,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,20 @@ def make_optimizer(
 
 
 def train(
-    name: str, rate: float, seed: int, clicks: Any, settings: dict[str, Any], hvd: Any
+    name: str,
+    rate: float,
+    seed: int,
+    clicks: Any,
+    settings: dict[str, Any],
+    hvd: Any,
+    make: Callable[..., Any] = make_optimizer,
 ) -> dict[str, Any]:
-    """One run; AUC on the test part on rank 0."""
+    """One run; AUC on the test part on rank 0. `make` has `make_optimizer`'s form."""
     import tensorflow as tf
     from comparison import auc, log_loss
     from dlrm_model import make_model, scores
+
+    from tf_basis import distributed
 
     ranks, rank, batch = hvd.size(), hvd.rank(), settings["batch"]
     steps_per_epoch = clicks.n_train // (ranks * batch)
@@ -75,7 +84,7 @@ def train(
         bottom=settings["bottom"],
         top=settings["top"],
     )
-    optimizer = make_optimizer(name, rate, settings, total_steps)
+    optimizer = make(name, rate, settings, total_steps)
     optimizer.build(model.trainable_variables)
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     variables = model.trainable_variables
@@ -96,6 +105,7 @@ def train(
             chosen = order[start : start + batch]
             inputs = {k: tf.constant(v) for k, v in clicks.inputs(chosen).items()}
             step(inputs, tf.constant(clicks.label[chosen, np.newaxis]))
+    distributed.synchronize(optimizer)
     seconds = time.perf_counter() - begun
     everyone = hvd.allgather_object(
         sum(float(np.abs(np.asarray(v)).sum(dtype=np.float64)) for v in variables)

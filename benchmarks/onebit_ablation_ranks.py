@@ -1,0 +1,120 @@
+"""What `onebit_ablation.py` runs on every rank."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
+import link
+from allreduce_ranks import Timed, tower_step
+from onebit_convergence_ranks import load, train
+
+ADAM, ONE_BIT = "Adam, float32", "OneBitAdam"
+# What is added to OneBitAdam; `steps` stands for the steps of the whole training.
+OPTIONS: dict[str, dict[str, Any]] = {
+    ONE_BIT: {},
+    "amplitude_interval=10": {"amplitude_interval": 10},
+    "block=256": {"block": 256},
+    "block=256, amplitude_interval=10": {"block": 256, "amplitude_interval": 10},
+    "statistics": {"statistics": True},
+    "adaptive_rate": {"adaptive_rate": True},
+    "adaptive_bits": {"adaptive_bits": True},
+    "2 bits": {"policy": [("dense_kernel", 2)]},
+    "delay=1": {"delay": 1},
+    "delay=1, staleness_decay=0.5": {"delay": 1, "staleness_decay": 0.5},
+    "local_steps=4": {"local_steps": 4},
+    "local_steps=16, doubling": {"local_steps": 16, "local_steps_doubling": "steps/10"},
+}
+NAMES = (ADAM, *OPTIONS)
+
+
+def one_bit_adam(name: str, rate: float, total_steps: int, **more: Any) -> Any:
+    """OneBitAdam with an option."""
+    from tf_basis import distributed
+
+    settings = {**OPTIONS[name], **more}
+    if settings.get("local_steps_doubling"):
+        settings["local_steps_doubling"] = max(1, total_steps // 10)
+    return distributed.OneBitAdam(rate, **settings)
+
+
+def make_optimizer(
+    name: str, rate: float, settings: dict[str, Any], total_steps: int
+) -> Any:
+    """As in `onebit_convergence.py`: the table has BasisAdam, the towers vary."""
+    import tensorflow as tf
+
+    import tf_basis
+    from tf_basis import distributed
+
+    if name == ADAM:
+        dense = tf.keras.optimizers.Adam(rate, epsilon=1e-8)
+    else:
+        dense = one_bit_adam(name, rate, total_steps, total_steps=total_steps)
+    basis = tf_basis.BasisAdam(
+        settings["table_rate"],
+        tables="table/embeddings",
+        compression_ratio=100,
+        dense_optimizer=dense,
+    )
+    return distributed.DistributedOptimizer(basis)
+
+
+def quality(settings: dict[str, Any], hvd: Any) -> dict[str, Any]:
+    """AUC of each option and seed."""
+    clicks = load(settings)
+    rate = settings["rate"]
+    runs = [
+        train(name, rate, seed, clicks, settings, hvd, make_optimizer)
+        for seed in range(settings["seeds"])
+        for name in settings["options"]
+    ]
+    return {"runs": runs, "table_rows": clicks.n_rows}
+
+
+def cost(settings: dict[str, Any], hvd: Any) -> dict[str, Any]:
+    """Seconds and bytes of training steps of a large tower, for each option."""
+    import keras
+    import tensorflow as tf
+
+    from tf_basis.distributed import DistributedOptimizer
+
+    found = {}
+    for name in settings["options"]:
+
+        def make(name: str = name) -> Any:
+            # A rate that changes nothing: a warm-up of one step is no basis.
+            if name == ADAM:
+                return DistributedOptimizer(keras.optimizers.Adam(1e-12))
+            return one_bit_adam(name, 1e-12, 10, warmup_steps=1)
+
+        call = tower_step(settings["widths"], settings["batch"], make, hvd)
+        timed = Timed(name, call)
+        # Past what begins alike: the warm-up, a doubling interval.
+        for _ in range(settings["before"]):
+            call()
+        for _ in range(settings["rounds"]):
+            timed.measure(settings["calls"], hvd, tf)
+        everyone = hvd.allgather_object(timed.seconds)
+        found[name] = {"seconds": everyone, "bytes": timed.bytes}
+        tf.keras.backend.clear_session()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank-settings", required=True)
+    settings, hvd = link.start(parser.parse_args().rank_settings)
+    found = (quality if settings["task"] == "quality" else cost)(settings, hvd)
+    if hvd.rank() == 0:
+        link.report(settings, found)
+
+
+if __name__ == "__main__":
+    main()
