@@ -33,7 +33,7 @@ def new_variable(name: str, elements: int, dtype: tf.DType) -> tf.Variable:
 class OneBitExchange:
     r"""Averages flat float32 buffers over all ranks, with error feedback.
 
-    The buffer is cut into blocks; rank j owns blocks [j·p, (j+1)·p), p = ⌈blocks/W⌉.
+    The buffer is cut into blocks; rank j owns blocks [j·p, (j+1)·p), p = ⌈blocks/W⌉::
 
         worker:   u = g + e_w;  q(u) = mean|u| · (±1) in each block;  e_w ← u − q(u)
         stage 1:  every owner receives its blocks of all ranks (alltoall)
@@ -46,7 +46,7 @@ class OneBitExchange:
     means by the mean of the `worker_error`s and the `server_error`s, no more. On one
     rank there is no exchange and one quantisation, and `server_error` is empty.
 
-    With two bits a block has two magnitudes: the means of |u| below and from its mean.
+    With two bits a block has two magnitudes: the means of `|u|` below and from its mean.
 
     Args:
       elements: the length of the buffer.
@@ -112,7 +112,7 @@ class OneBitExchange:
 
     @property
     def residuals(self) -> list[tf.Variable]:
-        """What belongs to this rank alone: never broadcast it."""
+        """What belongs to this rank alone; never broadcast it."""
         own = [] if self.clipped is None else [self.clipped]
         return [self.worker_error, self.server_error, *own]
 

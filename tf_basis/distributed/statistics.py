@@ -34,7 +34,7 @@ class GradientStatisticsMixin:
 
     Of this rank's own gradient, as the optimizer receives it: before ranks exchange,
     before accumulation and clipping, loss scales divided out. Any optimizer of Keras
-    will do. No rank waits for another.
+    will do. No rank waits for another::
 
         mean, std, min, max   of the finite elements (std = √(mean of (g − mean)²))
         zeros                 the share of elements that are 0, of all

@@ -1,0 +1,83 @@
+"""A Sphinx extension: what is public has a docstring and a place in the reference.
+
+Public is what a module of the package names in its `__all__`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+from sphinx.util import logging
+
+import tf_basis
+
+PACKAGE = "tf_basis"
+logger = logging.getLogger(__name__)
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """Each public name, dotted, with its value."""
+    found = pkgutil.walk_packages(tf_basis.__path__, f"{PACKAGE}.")
+    for module_name in [PACKAGE, *(m.name for m in found if "__main__" not in m.name)]:
+        if module_name.endswith("_ops") or ".adapters" in module_name:
+            continue  # the library of C++ ops is no module; adapters are internal
+        module = importlib.import_module(module_name)
+        for name in getattr(module, "__all__", ()):
+            yield f"{module_name}.{name}", getattr(module, name)
+
+
+def own(value: Any) -> bool:
+    """Whether this package wrote a member of a class, and not a class of Keras."""
+    if isinstance(value, property):
+        value = value.fget
+    value = getattr(value, "__func__", value)
+    return (getattr(value, "__module__", None) or "").startswith(PACKAGE)
+
+
+def without_docstring(name: str, value: Any) -> Iterator[str]:
+    """The name, and those of a class's public members, that have no docstring."""
+    if not (inspect.isroutine(value) or inspect.isclass(value)):
+        return  # what a constant is, its page says
+    if not (value.__doc__ or "").strip():
+        yield name
+    if inspect.isclass(value):
+        for member in dir(value):
+            got = inspect.getattr_static(value, member)
+            if member.startswith("_") or not own(got):
+                continue
+            if not (inspect.getdoc(getattr(value, member)) or "").strip():
+                yield f"{name}.{member}"
+
+
+def complaints(documented: set[str]) -> list[str]:
+    """What is missing, one line each."""
+    names = list(public_names())
+    shown = [id(value) for name, value in names if name in documented]
+    found = []
+    for name, value in names:
+        if inspect.ismodule(value) or name.endswith(".__version__"):
+            continue
+        if id(value) not in shown:  # under no name
+            found.append(f"{name} is public and in no page of docs/api")
+        found += [f"{n} has no docstring" for n in without_docstring(name, value)]
+    return found
+
+
+def skip_foreign(app, what, name, value, skip, options):
+    """Of inherited members, shows those of this package only."""
+    return True if what == "class" and not own(value) else None
+
+
+def check(app, env):
+    for complaint in complaints(set(env.get_domain("py").objects)):
+        logger.warning(complaint)
+
+
+def setup(app):
+    app.connect("autodoc-skip-member", skip_foreign)
+    app.connect("env-check-consistency", check)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
