@@ -23,7 +23,7 @@ def public_names() -> Iterator[tuple[str, Any]]:
     """Each public name, dotted, with its value."""
     found = pkgutil.walk_packages(tf_basis.__path__, f"{PACKAGE}.")
     for module_name in [PACKAGE, *(m.name for m in found if "__main__" not in m.name)]:
-        if module_name.endswith("_ops") or ".adapters" in module_name:
+        if module_name.endswith("._tf_basis_ops") or ".adapters" in module_name:
             continue  # the library of C++ ops is no module; adapters are internal
         module = importlib.import_module(module_name)
         for name in getattr(module, "__all__", ()):

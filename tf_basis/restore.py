@@ -57,8 +57,8 @@ def restore_optimizer(
 
     >>> model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
     >>> model.compile("adam", "mse")
-    >>> tf_basis.export_saved_model(model, "/tmp/model", overwrite=True)
-    >>> restore_optimizer(model, "/tmp/model")
+    >>> tf_basis.export_saved_model(model, "export")
+    >>> restore_optimizer(model, "export")
     """
     for name, value in [("weights", weights), ("migrate", migrate)]:
         hyperparameters.check(name, value, hyperparameters.flag)
