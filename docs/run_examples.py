@@ -1,13 +1,14 @@
 """Runs the examples of docstrings and guides: `python docs/run_examples.py [page ...]`.
 
 In a guide each fence ```python is run, in the order of the page, in one namespace and
-an empty folder; where it begins with `>>>` its output is compared too. Two HTML comments
-that a reader does not see:
+an empty folder; where it begins with `>>>` its output is compared too. Three HTML
+comments that a reader does not see:
 
     <!-- setup                      what the examples behind it take for granted
     model = ...
     -->
     <!-- not run: the reason -->    the next fence is compiled, and no more
+    <!-- file: onebit.yaml -->      the next fence is written to that file
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import importlib
+import io
 import os
 import pkgutil
 import re
@@ -41,6 +43,7 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 PIECES = re.compile(
     r"^<!-- setup\n(?P<setup>.*?)^-->$"
     r"|^<!-- not run: (?P<reason>[^\n]+) -->\n+```python\n(?P<skipped>.*?)^```$"
+    r"|^<!-- file: (?P<path>\S+) -->\n+```\w*\n(?P<content>.*?)^```$"
     r"|^```python\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
@@ -102,7 +105,10 @@ def run_page(page: Path) -> int:
             line = text.count("\n", 0, piece.start(kind))
             if kind == "skipped":
                 reasons.append(piece["reason"])
-                compile("\n" * line + source, name, "exec")
+                compile("\n" * line + source, str(page), "exec")
+                continue
+            if kind == "content":
+                Path(piece["path"]).write_text(source, encoding="utf-8")
                 continue
             runs += kind == "code"
             if source.startswith(">>>"):
@@ -114,9 +120,12 @@ def run_page(page: Path) -> int:
                     return 1
                 space.update(test.globs)
                 continue
+            output = io.StringIO()
             try:
-                exec(compile("\n" * line + source, name, "exec"), space)
+                with contextlib.redirect_stdout(output):
+                    exec(compile("\n" * line + source, str(page), "exec"), space)
             except Exception:
+                print(output.getvalue())
                 traceback.print_exc()
                 print(f"{name}: the example that starts in line {line + 1} fails")
                 return 1
