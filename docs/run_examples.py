@@ -17,6 +17,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import linecache
 import os
 import pkgutil
 import re
@@ -120,10 +121,13 @@ def run_page(page: Path) -> int:
                     return 1
                 space.update(test.globs)
                 continue
-            output = io.StringIO()
+            output, padded = io.StringIO(), "\n" * line + source
+            file = f"<{name}:{line + 1}>"
+            lines = padded.splitlines(keepends=True)
+            linecache.cache[file] = (len(padded), None, lines, file)  # for AutoGraph
             try:
                 with contextlib.redirect_stdout(output):
-                    exec(compile("\n" * line + source, str(page), "exec"), space)
+                    exec(compile(padded, file, "exec"), space)
             except Exception:
                 print(output.getvalue())
                 traceback.print_exc()

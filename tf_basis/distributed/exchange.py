@@ -46,7 +46,8 @@ class OneBitExchange:
     means by the mean of the `worker_error`s and the `server_error`s, no more. On one
     rank there is no exchange and one quantisation, and `server_error` is empty.
 
-    With two bits a block has two magnitudes: the means of `|u|` below and from its mean.
+    With two bits a block has two magnitudes: the means of `|u|` below its mean and from
+    it on.
 
     Args:
       elements: the length of the buffer.
