@@ -132,14 +132,13 @@ bench: $(VENV)/.stamp-test $(VENV)/.stamp-package
 
 # What the text names must exist, every page must build without a warning, and every
 # example run.
-docs: export KERAS_BACKEND := tensorflow
-docs: export TF_BASIS_OPS := require
-docs: unexport TF_USE_LEGACY_KERAS
+READ := env -u TF_USE_LEGACY_KERAS KERAS_BACKEND=tensorflow TF_BASIS_OPS=require $(RUN)
+
 docs: $(VENV)/.stamp-docs $(VENV)/.stamp-package $(VENV)/.stamp-horovod
-	$(RUN) docs/check_text.py
-	$(RUN) -m sphinx -q -W --keep-going -E -d build/doctrees -b html docs build/docs
-	$(RUN) docs/run_examples.py
-	@echo 'the documentation is in build/docs/index.html'
+	$(READ) docs/check_text.py
+	$(READ) -m sphinx -q -W --keep-going -E -d build/doctrees -b html docs build/docs
+	$(READ) docs/run_examples.py
+	@echo 'read build/docs/index.html'
 
 # ---- style ----------------------------------------------------------------------
 
