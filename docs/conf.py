@@ -21,6 +21,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "outer_pages",
     "public_names",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}

@@ -140,7 +140,8 @@ def run_page(page: Path) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    warnings.simplefilter("ignore", ResourceWarning)
+    warnings.simplefilter("ignore")
+    tf.get_logger().setLevel("ERROR")
     pages = [Path(a).resolve() for a in arguments]
     failures = 0
     if not pages:
