@@ -49,7 +49,7 @@ napoleon_use_rtype = False
 napoleon_preprocess_types = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_class_signature = "separated"
+python_maximum_signature_line_length = 80
 
 
 def let_plurals_be(app, what, name, value, options, lines):

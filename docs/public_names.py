@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sphinx.util import logging
+from sphinx.util.inspect import stringify_signature
 
 import tf_basis
 
@@ -68,8 +69,20 @@ def complaints(documented: set[str]) -> list[str]:
 
 
 def skip_foreign(app, what, name, value, skip, options):
-    """Of inherited members, shows those of this package only."""
-    return True if what == "class" and not own(value) else None
+    """Of members shows those of this package only, without what Keras alone calls."""
+    if what not in ("class", "exception"):
+        return None
+    called_by_keras = (getattr(value, "__doc__", "") or "").startswith("Keras calls it")
+    return True if called_by_keras or not own(value) else None
+
+
+def signature_of_init(app, what, name, value, options, signature, returns):
+    """Of layers too, whose `__new__` takes anything."""
+    if what == "class" and signature == "(*args, **kwargs)":
+        bound = inspect.signature(value.__init__)
+        own_parameters = list(bound.parameters.values())[1:]
+        signature = stringify_signature(bound.replace(parameters=own_parameters))
+    return signature, returns
 
 
 def check(app, env):
@@ -79,5 +92,6 @@ def check(app, env):
 
 def setup(app):
     app.connect("autodoc-skip-member", skip_foreign)
+    app.connect("autodoc-process-signature", signature_of_init)
     app.connect("env-check-consistency", check)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
