@@ -1,20 +1,26 @@
 """Checks that what README and guides name exists: `python docs/check_text.py`.
 
-Four rules, each of which catches a text that was not kept up to date:
+Five rules, each of which catches a text that was not kept up to date:
 
 1. A path below benchmarks, docs, examples, requirements, tests, tf_basis or tf_ops is
    there; a link leads to a file.
 2. A dotted name `tf_basis.x.y`, also `distributed.x`, can be imported.
 3. An option `--x` is one of the scripts and commands of this project, or of a tool in
    OTHER_OPTIONS; `make x` is a target.
-4. A section that holds measured numbers (see MEASURED) names a script of benchmarks or
+4. In code within a sentence, `x=...` is an argument of something public, or one of
+   OTHER_ARGUMENTS.
+5. A section that holds measured numbers (see MEASURED) names a script of benchmarks or
    examples that is there. `<!-- not measured: why -->` in a section is for numbers that
    no script can print. Whether a script prints exactly these numbers, no check can say.
+
+The changelog tells of what was, and is left out.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -31,6 +37,8 @@ PATH = re.compile(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*[\w/]")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[\w-]*)?\)")
 DOTTED = re.compile(r"(?<![\w./-])(?:tf_basis|distributed)(?:\.\w+)+")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+ARGUMENT = re.compile(r"(?<![\w.<>=!\[{\"-])([a-z_]\w*)=(?!=)")
+CODE = re.compile(r"`([^`\n]+)`")
 TARGET = re.compile(r"`make ([a-z][a-z-]*)|^make ([a-z][a-z-]*)", re.MULTILINE)
 SCRIPT = re.compile(r"(?:benchmarks|examples)/\w+\.py")
 MEASURED = re.compile(
@@ -51,14 +59,16 @@ OTHER_OPTIONS = {
     "--network-interfaces",
     "--no-build-isolation",
 }
+# Of Keras.
+OTHER_ARGUMENTS = {"initial_epoch", "jit_compile", "save_format", "training"}
 
 
 def texts() -> list[Path]:
     """The pages that are checked: all Markdown that users read."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    found += [ROOT / "docs" / "api" / p.name for p in (ROOT / "docs/api").glob("*.rst")]
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    found += [*(ROOT / "docs" / "api").glob("*.rst")]
     found += [ROOT / "benchmarks" / "README.md", ROOT / "examples" / "README.md"]
-    return sorted(found)
+    return sorted(path for path in found if path.name != "CHANGELOG.md")
 
 
 def resolves(dotted: str) -> bool:
@@ -94,8 +104,23 @@ def _blank(match: re.Match) -> str:
     return re.sub(r"[^\n]", " ", match[0])  # as long: positions stay
 
 
-def complaints(text: str, folder: Path, options: set[str]) -> Iterator[str]:
+@functools.cache
+def known() -> tuple[set[str], set[str]]:
+    """Options and arguments that a text may name."""
+    package = _module("package")
+    return own_options() | OTHER_OPTIONS, package.arguments() | OTHER_ARGUMENTS
+
+
+def _module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def complaints(text: str, folder: Path) -> Iterator[str]:
     """What a text names that does not exist; `folder` is where it lies."""
+    options, arguments = known()
     for path in sorted(set(PATH.findall(text))):
         if not path.startswith(MADE) and not (ROOT / path).exists():
             yield f"there is no {path}"
@@ -106,12 +131,15 @@ def complaints(text: str, folder: Path, options: set[str]) -> Iterator[str]:
         full = dotted if dotted.startswith("tf_basis") else f"tf_basis.{dotted}"
         if not dotted.endswith((".json", ".py")) and not resolves(full):
             yield f"{full} cannot be imported"
-    for option in sorted(set(OPTION.findall(text)) - options - OTHER_OPTIONS):
+    for option in sorted(set(OPTION.findall(text)) - options):
         yield f"no script or command here has the option {option}"
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for names in TARGET.findall(text):
         if not re.search(rf"^{''.join(names)}:", makefile, re.MULTILINE):
             yield f"the Makefile has no target {''.join(names)}"
+    code = "\n".join(CODE.findall(FENCE.sub(_blank, text)))
+    for argument in sorted(set(ARGUMENT.findall(code)) - arguments):
+        yield f"nothing public here has the argument {argument}"
     for section in sections(text):
         prose = FENCE.sub(_blank, section)
         found = MEASURED.search(prose)
@@ -126,9 +154,9 @@ def complaints(text: str, folder: Path, options: set[str]) -> Iterator[str]:
 
 def main() -> int:
     sys.path.insert(0, str(ROOT))
-    options, failures = own_options(), 0
+    failures = 0
     for page in texts():
-        for complaint in complaints(page.read_text("utf-8"), page.parent, options):
+        for complaint in complaints(page.read_text("utf-8"), page.parent):
             print(f"{page.relative_to(ROOT)}: {complaint}", file=sys.stderr)
             failures += 1
     if not failures:

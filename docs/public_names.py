@@ -5,38 +5,15 @@ Public is what a module of the package names in its `__all__`.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
+from package import own, public_names
 from sphinx.util import logging
 from sphinx.util.inspect import stringify_signature
 
-import tf_basis
-
-PACKAGE = "tf_basis"
 logger = logging.getLogger(__name__)
-
-
-def public_names() -> Iterator[tuple[str, Any]]:
-    """Each public name, dotted, with its value."""
-    found = pkgutil.walk_packages(tf_basis.__path__, f"{PACKAGE}.")
-    for module_name in [PACKAGE, *(m.name for m in found if "__main__" not in m.name)]:
-        if module_name.endswith("._tf_basis_ops") or ".adapters" in module_name:
-            continue  # the library of C++ ops is no module; adapters are internal
-        module = importlib.import_module(module_name)
-        for name in getattr(module, "__all__", ()):
-            yield f"{module_name}.{name}", getattr(module, name)
-
-
-def own(value: Any) -> bool:
-    """Whether this package wrote a member of a class, and not a class of Keras."""
-    if isinstance(value, property):
-        value = value.fget
-    value = getattr(value, "__func__", value)
-    return (getattr(value, "__module__", None) or "").startswith(PACKAGE)
 
 
 def without_docstring(name: str, value: Any) -> Iterator[str]:
