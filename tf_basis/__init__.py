@@ -1,8 +1,9 @@
 """tf_basis: optimizers for embedding tables that are too large for Adam's state."""
 
-from tf_basis import config, distributed, hashing, layers
+from tf_basis import config, diagnostics, distributed, hashing, layers
 from tf_basis._version import __version__
 from tf_basis.callbacks import GrowBuckets, retrace
+from tf_basis.diagnostics import CollisionReport
 from tf_basis.distributed import OneBitAdam
 from tf_basis.export import export_saved_model
 from tf_basis.optimizers import BasisAdagrad, BasisAdam, BasisSGD
@@ -13,10 +14,12 @@ __all__ = [
     "BasisAdagrad",
     "BasisAdam",
     "BasisSGD",
+    "CollisionReport",
     "GrowBuckets",
     "OneBitAdam",
     "__version__",
     "config",
+    "diagnostics",
     "distributed",
     "export_saved_model",
     "hashing",
