@@ -95,6 +95,7 @@ def table_step(
 
 
 def clip_rows(gradients: tf.Tensor, clipnorm: float) -> tf.Tensor:
+    """Rows whose L2 norm is above `clipnorm`, shortened to it."""
     g = tf.cast(gradients, tf.float64)
     norm = tf.norm(g, axis=1, keepdims=True)
     clipped = tf.cast(g * (clipnorm / tf.maximum(norm, clipnorm)), tf.float32)
