@@ -19,7 +19,7 @@ SWING, SWINGING = 0.1, 0.5
 # Steps after which scalars that have not moved will not.
 STEPS_TO_MOVE = 100
 # Relative error of shadow rows that have had enough steps.
-MOST_ERROR = 0.75
+MOST_ERROR, ENOUGH_ROWS = 0.75, 5
 VANISHED = 0.01
 
 
@@ -139,7 +139,7 @@ def _of_scalars(table: Table, numbers: dict[str, Any]):
 
 def _of_shadows(numbers: dict[str, Any]):
     shadows = numbers.get("shadows")
-    if not shadows or not shadows["settled"]:
+    if not shadows or shadows["settled"] < ENOUGH_ROWS:
         return
     error = shadows["update_error"]["median"]
     if error is not None and error > MOST_ERROR:

@@ -99,7 +99,7 @@ class CollisionReportMixin:
         self.last: Report | None = None
         self.shadows: ShadowRows | None = None
         self._writer, self._warned = None, set()
-        self._on = self._adopting = False
+        self._on = self._adopting = self._watching = False
         self._batches, self._steps_at_end = 0, None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -111,20 +111,30 @@ class CollisionReportMixin:
                 "CollisionReport must be used without a tf.distribute strategy of "
                 f"several replicas, received one of {replicas}"
             )
-        optimizer, rank = self.model.optimizer, World().rank
+        rank = World().rank
+        self._batches, self._adopting = 0, True
+        self._on = self.ranks is None or rank in self.ranks
+        if not self._on:
+            return
+        if self.log_dir is not None and self._writer is None:
+            folder = os.path.join(str(self.log_dir), f"rank_{rank}")
+            self._writer = tf.summary.create_file_writer(folder)
+        if self.shadows is not None:
+            self.shadows.detach()  # of a `fit` that ended with an error
+        self._watching = False
+        if self.model.built:  # else tf_keras builds it in the first step
+            self._watch()
+
+    def _watch(self) -> None:
+        optimizer = self.model.optimizer
+        parts = parts_of(optimizer)  # a MultiOptimizer has none before it is built
+        if not parts or not all(part._is_built() for part in parts):
+            optimizer.build(self.model.trainable_variables)
         if not parts_of(optimizer):
             raise ValueError(
                 "CollisionReport must be used with an optimizer of tf_basis, received "
                 f"{optimizer!r}"
             )
-        self._batches = 0
-        self._on = self.ranks is None or rank in self.ranks
-        if not self._on:
-            return
-        if not all(part._is_built() for part in parts_of(optimizer)):
-            optimizer.build(self.model.trainable_variables)
-        if self.shadows is not None:
-            self.shadows.detach()  # of a `fit` that ended with an error
         # Rows go on only where nothing was missed between two `fit`s.
         if (
             self.shadows is None
@@ -133,22 +143,20 @@ class CollisionReportMixin:
         ):
             self.shadows = ShadowRows(optimizer, self.shadow_rows, self.seed)
         self.shadows.attach()
-        self._adopting = True
+        self._watching = True
         self.model.make_train_function(force=True)
-        if self.log_dir is not None and self._writer is None:
-            folder = os.path.join(str(self.log_dir), f"rank_{rank}")
-            self._writer = tf.summary.create_file_writer(folder)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Keras calls it."""
+        del batch, logs
         if not self._on:
             return
-        del logs
+        if not self._watching:
+            self._watch()
         if self._adopting:
             self._adopting = self.shadows.adopt()
-        before, self._batches = self._batches, self._batches + 1
-        del batch
-        if self.unit == "step" and self._batches // self.every > before // self.every:
+        self._batches += 1
+        if self.unit == "step" and self._batches % self.every == 0:
             self._report("batch", self._batches)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -160,7 +168,7 @@ class CollisionReportMixin:
     def on_train_end(self, logs: Any = None) -> None:
         """Keras calls it."""
         del logs
-        if self._on:
+        if self._on and self._watching:
             self._steps_at_end = self._steps()
             self.shadows.detach()
             self.model.make_train_function(force=True)  # without the shadow rows
