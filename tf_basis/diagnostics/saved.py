@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tf_basis import export_manifest, layout_record, restore
 from tf_basis.adapters import flavor as flavors
@@ -62,26 +64,37 @@ def _of_export(path: Path) -> Report:
     for entry in entries:
         if "table" in entry:
             slots.setdefault(entry["table"], {})[entry["slot"]] = entry
-    counts = [
-        fingerprint.tables_in(read(e)) for e in entries if _is_fingerprint(e["name"])
-    ]
-    tables = list(_tables(optimizer, content["tables"], counts, slots, read))
-    return report_of(tables, step)
-
-
-def _tables(optimizer, records, counts, slots, read) -> Iterator[Table]:
-    places = [(p, n) for p, count in enumerate(counts) for n in range(count)]
-    parts = parts_of(optimizer)
-    if len(places) != len(records) or len(counts) > len(parts):
+    prints = [read(e) for e in entries if _is_fingerprint(e["name"])]
+    records = content["tables"]
+    owners = list(_owners(optimizer, prints))
+    if len(owners) != len(records):
         raise ValueError(
-            f"the export says that {len(records)} tables are of its optimizers, whose "
-            f"state is of {len(places)}"
+            f"'{path}' has {len(records)} tables, but the optimizers that its config "
+            f"describes have {len(owners)}: {_OTHERS}"
         )
-    for number, (record, (place, among)) in enumerate(zip(records, places)):
-        part = parts[place]
+    return report_of(list(_tables(owners, records, slots, read)), step)
+
+
+def _owners(optimizer: Any, prints: Sequence[np.ndarray]) -> Iterator[tuple]:
+    """For each table its optimizer, and its numbers; see `Table.place`.
+
+    Optimizers without variables, which have no fingerprint, are passed over.
+    """
+    parts = enumerate(parts_of(optimizer))
+    for saved in prints:
+        kind = fingerprint.kind_in(saved)
+        for place, part in parts:
+            if any(cls.__name__ == kind for cls in type(part).__mro__):
+                for number in range(fingerprint.tables_in(saved)):
+                    yield part, (place, number)
+                break
+
+
+def _tables(owners, records, slots, read) -> Iterator[Table]:
+    for number, (record, (part, place)) in enumerate(zip(records, owners)):
         held = {name: Slot(read(e)) for name, e in slots.get(number, {}).items()}
         layout = _with_scalar(layout_record.layout_of(record), part, held)
-        yield table_of(part, layout, held, place=(place, among))
+        yield table_of(part, layout, held, place=place)
 
 
 def _with_scalar(layout: TableLayout, part: Any, slots: Mapping) -> TableLayout:

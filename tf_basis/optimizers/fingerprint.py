@@ -112,6 +112,11 @@ def tables_in(saved: np.ndarray) -> int:
     return (len(saved) - 2) // len(_FIELDS)
 
 
+def kind_in(saved: np.ndarray) -> str:
+    """Of an optimizer of which class such a variable is."""
+    return _word(_OPTIMIZERS, int(saved[1]))
+
+
 def _numbers(record: layout_record.Record) -> list[int]:
     owners = record["exclusive_rows"]
     listed = isinstance(owners, list)
