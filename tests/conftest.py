@@ -36,6 +36,7 @@ WITHOUT_KERAS = (
     "test_benchmarks",
     "test_build.py",
     "test_determinism.py",
+    "test_diagnostics_tables.py",
     "test_docs.py",
     "test_examples_horovod.py",
     "test_formats.py",
