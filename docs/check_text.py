@@ -6,7 +6,7 @@ Five rules, each of which catches a text that was not kept up to date:
    there; a link leads to a file.
 2. A dotted name `tf_basis.x.y`, also `distributed.x`, can be imported.
 3. An option `--x` is one of the scripts and commands of this project, or of a tool in
-   OTHER_OPTIONS; `make x` is a target.
+   OTHER_OPTIONS; `make x` is a target, `tf-basis x` a command.
 4. In code within a sentence, `x=...` is an argument of something public, or one of
    OTHER_ARGUMENTS.
 5. A section that holds measured numbers (see MEASURED) names a script of benchmarks or
@@ -41,6 +41,7 @@ ARGUMENT = re.compile(r"(?<![\w.<>=!\[{\"-])([a-z_]\w*)=(?!=)")
 CODE = re.compile(r"`([^`\n]+)`")
 TARGET = re.compile(r"`make ([a-z][a-z-]*)|^make ([a-z][a-z-]*)", re.MULTILINE)
 SCRIPT = re.compile(r"(?:benchmarks|examples)/\w+\.py")
+COMMAND = re.compile(r"(?<![\w/-])tf-basis ([a-z][a-z-]*)(?![\w.])")
 MEASURED = re.compile(
     r"± ?\d|\d (?:times|ms\b|GiB)|\d\.\d+ ?(?:%|times)|(?<![\d.])0\.\d{3,}(?!\d*\])"
 )
@@ -137,6 +138,9 @@ def complaints(text: str, folder: Path) -> Iterator[str]:
     for names in TARGET.findall(text):
         if not re.search(rf"^{''.join(names)}:", makefile, re.MULTILINE):
             yield f"the Makefile has no target {''.join(names)}"
+    commands = importlib.import_module("tf_basis.__main__").COMMANDS
+    for command in sorted(set(COMMAND.findall(text)) - set(commands)):
+        yield f"there is no command tf-basis {command}"
     code = "\n".join(CODE.findall(FENCE.sub(_blank, text)))
     for argument in sorted(set(ARGUMENT.findall(code)) - arguments):
         yield f"nothing public here has the argument {argument}"

@@ -34,9 +34,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     # No index of other projects is fetched: a build needs no network.
     ("py:.*", r"(tf|tensorflow|keras|tf_keras|np|numpy|horovod)\..*"),
-    ("py:.*", r"(collections\.abc|pathlib|types)\..*"),
+    ("py:.*", r"(collections\.abc|os|pathlib|types)\..*"),
     # Types of arguments that users leave out.
     ("py:.*", r"tf_basis\.distributed\.(control|policy|world)\.\w+"),
+    ("py:.*", r"tf_basis\.diagnostics\.(measures|tables)\.\w+"),
 ]
 
 myst_heading_anchors = 3

@@ -38,6 +38,7 @@ def test_pages_name_what_exists(check_text):
         ("`distributed.Absent`", "tf_basis.distributed.Absent cannot be imported"),
         ("`--absent-option`", "no script or command here has the option --absent"),
         ("`BasisAdam(absent=1)`", "nothing public here has the argument absent"),
+        ("run `tf-basis absent`", "there is no command tf-basis absent"),
         ("run `make absent`", "the Makefile has no target absent"),
         ("# A\n\n`benchmarks/step_time.py`\n\n# B\n\nAUC 0.7395", "the section '# B'"),
         ("# A\n\nIt was 3.4 times faster.", "the section '# A' names no script"),
