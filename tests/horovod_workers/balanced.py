@@ -11,6 +11,7 @@ from helpers import to_numpy
 from horovod_pairs import new
 from horovod_rank import check, error_of
 
+import horovod_workers.auto  # noqa: F401  its checks run in this launch too
 from tf_basis import distributed
 
 keras = tf.keras
