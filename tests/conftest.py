@@ -66,6 +66,8 @@ OF_MODELS = (
 )
 # Slow to start, and hardly another thing on tf_keras: long there.
 STARTED_ON_KERAS3 = {
+    "test_auto.py": "checks",
+    "test_balanced.py": "checks",
     "test_debugging.py": "checks",
     "test_distributed_checkpoint.py": "nursery",
     "test_sparse_replicas.py": "flavor",
