@@ -33,7 +33,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 ROOT = Path(__file__).resolve().parent.parent
 
 FOLDERS = "benchmarks|docs|examples|requirements|tests|tf_basis|tf_ops"
-PATH = re.compile(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*[\w/]")
+PATH = re.compile(rf"(?<![\w/.-])(?:{FOLDERS})/\w[\w./-]*[\w/]")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[\w-]*)?\)")
 DOTTED = re.compile(r"(?<![\w./-])(?:tf_basis|distributed)(?:\.\w+)+")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
