@@ -62,9 +62,14 @@ def empty_folder() -> Iterator[None]:
 
 
 def modules() -> Iterator[ModuleType]:
-    """All modules of the package, but for the library of C++ ops."""
+    """All modules of the package, but for the library of C++ ops and adapters.
+
+    There is an adapter for each Keras, and only one Keras need be installed.
+    """
     for found in pkgutil.walk_packages(tf_basis.__path__, "tf_basis."):
-        if not found.name.endswith(("._tf_basis_ops", ".__main__")):
+        if found.name.endswith(("._tf_basis_ops", ".__main__")):
+            continue
+        if not found.name.startswith("tf_basis.adapters."):
             yield importlib.import_module(found.name)
 
 
