@@ -6,8 +6,9 @@ byte that a link carries β, for every element what a rank computes:
 
     seconds = collectives·fixed + messages·α + bytes·β + elements·cost
 
-float32 is charged no arithmetic. It knows no congestion, no stragglers, no overlap with the computation, and no cost of
-Horovod's negotiation that grows with the ranks.
+float32 is charged no arithmetic. The model knows no congestion, no stragglers, no
+overlap with the computation, and no cost of Horovod's negotiation that grows with the
+ranks.
 """
 
 from __future__ import annotations
