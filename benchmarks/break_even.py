@@ -42,12 +42,13 @@ def median(timed: dict) -> float:
     return statistics.median(s for times in timed["seconds"] for s in times)
 
 
-def fitted(measured: dict[int, dict], alpha: float) -> Costs:
+def fitted(measured: dict[int, dict], alpha: float, inner: float) -> Costs:
     """The costs, from loopback: the smallest and the largest buffer.
 
     Args:
       measured: by the number of elements, what `allreduce_ranks.py` found.
       alpha: assumed: here no message crosses a network.
+      inner: assumed.
     """
     fixed = median(measured[min(measured)]["float32"])
     n = max(measured)
@@ -59,6 +60,7 @@ def fitted(measured: dict[int, dict], alpha: float) -> Costs:
         fixed=fixed,
         alpha=alpha,
         host=host,
+        inner=inner,
         float16=max(median(found["float16"]) - fixed - half, 0.0) / n,
         one_bit=median(found["1 bit, arithmetic"]) / n,
     )
@@ -125,6 +127,12 @@ def break_even_rows(costs: Costs, per_machine: int) -> list[list[str]]:
     return rows
 
 
+def gain_table(costs: Costs, ranks: int) -> str:
+    """How many times faster 1 bit is, by elements and link."""
+    heads = ["elements", *(f"{s:g} Gbit/s" for s in SPEEDS)]
+    return measure.format_table(heads, gain_rows(costs, ranks))
+
+
 def gain_rows(costs: Costs, ranks: int) -> list[list[str]]:
     """How many times faster 1 bit is than the better of the others."""
     rows = []
@@ -165,6 +173,11 @@ def level_rows(costs: Costs, n: int, speed: float, per_machine: int) -> list[lis
 def print_model(costs: Costs, per_machine: int) -> None:
     """What the model expects elsewhere."""
     heads = ["elements", *(f"{w} ranks" for w in NUMBERS)]
+    better = "the time of the better of float32 and float16 over that of 1 bit"
+    print(f"\nMODEL: {better}, 2 ranks that send no faster than here")
+    print(gain_table(costs, 2))
+    print("\nFrom here on ranks are taken to fill any link.")
+    costs = costs._replace(host=0.0)
     print(
         "\nMODEL: 1 bit is faster below ... Gbit/s, than float32 / than float16; one "
         "rank on each machine"
@@ -176,12 +189,8 @@ def print_model(costs: Costs, per_machine: int) -> None:
     )
     print(measure.format_table(heads, break_even_rows(costs, per_machine)))
     for ranks in (2, 16, 256):
-        print(
-            "\nMODEL: the time of the better of float32 and float16 over that of 1 "
-            f"bit, {ranks} ranks, one on each machine"
-        )
-        heads = ["elements", *(f"{s:g} Gbit/s" for s in SPEEDS)]
-        print(measure.format_table(heads, gain_rows(costs, ranks)))
+        print(f"\nMODEL: {better}, {ranks} ranks, one on each machine")
+        print(gain_table(costs, ranks))
     for speed in (1.0, 10.0):
         print(
             f"\nMODEL: ms of an exchange of 1e8 elements, {per_machine} ranks on each "
@@ -199,7 +208,10 @@ def print_measured(costs: Costs, rows: list[dict], factor: float) -> None:
     print(f"a rank sends at most {8e-9 / costs.host:.2g} Gbit/s (loopback)")
     print(f"1 bit, quantise + average + restore: {1e9 * costs.one_bit:.2f} ns/element")
     print(f"float16, cast + add: {1e9 * costs.float16:.2f} ns/element")
-    print(f"assumed: {1e6 * costs.alpha:g} µs for a message between machines\n")
+    print(
+        f"assumed: {1e6 * costs.alpha:g} µs for a message between machines, "
+        f"{8e-9 / costs.inner:g} Gbit/s within\n"
+    )
     table = [
         [
             r["link"],
@@ -223,18 +235,25 @@ def print_measured(costs: Costs, rows: list[dict], factor: float) -> None:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--elements", type=int, nargs="+", default=[1000, 1_000_000, 16_000_000])
+    add("--elements", type=int, nargs="+", default=[10_000, 1_000_000, 16_000_000])
     add("--rounds", type=int, default=5, help="in which all take a turn")
     add("--latency", type=float, default=50.0, help="µs of a message, assumed")
+    add("--inner", type=float, default=100.0, help="Gbit/s in a machine, assumed")
     add("--per-machine", type=int, default=8, help="ranks on a machine, in the model")
     add("--json", type=Path, default=measure.RESULTS / "break_even.json")
     args = parser.parse_args(argv)
-    if len(set(args.elements)) < 2 or min(args.elements) < 1:
-        parser.error(f"--elements must be two sizes or more, got {args.elements}")
+    least = MEASURED_RANKS * model.BLOCK  # so that every rank owns a block
+    if len(set(args.elements)) < 2 or min(args.elements) < least:
+        parser.error(
+            f"--elements must be two sizes or more of at least {least}, got "
+            f"{args.elements}"
+        )
     if args.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {args.rounds}")
     if not 0 <= args.latency < float("inf"):
         parser.error(f"--latency must be at least 0, got {args.latency}")
+    if not 0 < args.inner < float("inf"):
+        parser.error(f"--inner must be above 0, got {args.inner}")
     if args.per_machine not in (2, 4, 8, 16):
         parser.error(f"--per-machine must be 2, 4, 8 or 16, got {args.per_machine}")
     return args
@@ -262,7 +281,8 @@ def main(argv: list[str] | None = None) -> int:
         measured[SLOW] = measured_on(SLOW, args)
     else:
         print(f"left out: {SLOW}: {reason}")
-    costs = fitted(measured[LOOPBACK], args.latency * 1e-6)
+    inner = model.beta_of(args.inner)
+    costs = fitted(measured[LOOPBACK], args.latency * 1e-6, inner)
     rows = [
         r for where, found in measured.items() for r in compared(where, found, costs)
     ]

@@ -6,8 +6,9 @@ byte that a link carries β, for every element what a rank computes:
 
     seconds = collectives·fixed + messages·α + bytes·β + elements·cost
 
-It knows no congestion, no stragglers, no overlap with the computation, and no cost of
-Horovod's negotiation that grows with the ranks.
+float32 is charged no arithmetic. The model knows no congestion, no stragglers, no
+overlap with the computation, and no cost of Horovod's negotiation that grows with the
+ranks.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Costs(NamedTuple):
       fixed: seconds of a collective of next to nothing.
       alpha: seconds of a message between machines.
       host: seconds of a byte that a rank sends, however fast its link.
+      inner: seconds of a byte between ranks of one machine.
       float16: seconds of an element for casting and adding float16.
       one_bit: seconds of an element for quantising, averaging and restoring.
     """
@@ -34,6 +36,7 @@ class Costs(NamedTuple):
     fixed: float
     alpha: float
     host: float
+    inner: float
     float16: float
     one_bit: float
 
@@ -124,7 +127,7 @@ def seconds(way: str, elements: float, load: Load, beta: float, costs: Costs) ->
         load.collectives * costs.fixed
         + load.messages * costs.alpha
         + load.bytes * max(beta, costs.host)
-        + load.inner_bytes * costs.host
+        + load.inner_bytes * costs.inner
         + elements * costs.of_element(way)
     )
 
@@ -144,10 +147,9 @@ def break_even(
     saved = other.bytes - one_bit.bytes
     if saved <= 0:
         return 0.0
-    # Of 1 bit less the other, without what the links between machines carry.
+    # But for what the links between machines carry.
     free = costs._replace(host=0.0)
-    dearer = (one_bit.inner_bytes - other.inner_bytes) * costs.host
-    dearer += seconds("1 bit", elements, one_bit, 0.0, free)
+    dearer = seconds("1 bit", elements, one_bit, 0.0, free)
     dearer -= seconds(against, elements, other, 0.0, free)
     if dearer <= saved * costs.host:
         return float("inf")

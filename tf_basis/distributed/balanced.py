@@ -217,7 +217,9 @@ class BalancedBatchMixin:
         if self._taken < self._from:
             return
         if self._since is None:
-            self._since = (*_read(optimizer), self._taken)
+            waited, at = _read(optimizer)
+            if at > 0:  # with gradient accumulation the ranks may not have met yet
+                self._since = (waited, at, self._taken)
         elif self._counted + self._taken - self._since[2] >= self.every:
             self._pause(optimizer)
             self._decide()
