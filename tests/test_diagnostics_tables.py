@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import re
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import make_slices
+from helpers import ROOT, make_slices
 from reference.adam import LazyAdam
 
 import tf_basis
@@ -99,7 +101,7 @@ def plain_scalars(optimizer, table, settings):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(moments, "_CHUNK_NUMBERS", 64 * 8)
+    monkeypatch.setattr(moments, "_CHUNK_NUMBERS", 64 * 8 * 8)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -437,6 +439,23 @@ def test_examples_in_docstrings():
     for module in (diagnostics.report.__module__, diagnostics.ShadowRows.__module__):
         result = doctest.testmod(sys.modules[module], extraglobs=names)
         assert result.attempted >= 4 and result.failed == 0
+
+
+@pytest.mark.long
+def test_the_benchmark_measures(tmp_path):
+    path = ROOT / "benchmarks" / "diagnostics.py"
+    out = tmp_path / "found.json"
+    arguments = ["--rows", "5000", "--batch", "64", "--steps", "4", "--json", str(out)]
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(out.read_text())
+    assert found["buckets"] == 1250 and found["step_with_shadows_ms"] > 0
+    assert "peak" in done.stdout and "with 64 shadow rows" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """What the state of one table looks like: loads, steps, scalars and moments.
 
-Rows and buckets pass in blocks. Besides a block (some 100 MB at most) 24 bytes a bucket
+Rows and buckets pass in blocks. Besides a block (some 10 MB) 24 bytes a bucket
 are in memory, never a copy of the table or of its moments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,9 @@ from tf_basis.rules.leaders import VOTES_TO_OWN
 
 # Of the shared buckets, which share counts as the most crowded, or most touched.
 TOP = 0.01
-# Numbers of a row whose buckets are looked up, for the size of blocks.
-_PER_ROW = 8
+# Numbers of a row whose buckets are looked up, for the size of blocks; and as many
+# copies of what is read are in memory at once.
+_PER_ROW, _COPIES = 8, 8
 _NEAR = 1e-6  # of a clip limit
 
 
@@ -43,7 +45,7 @@ def measure(table: Table) -> Measures:
     found = Measures({}, {})
     load, hashed = _load(table)
     steps = np.zeros(mapping.num_buckets, np.int32)
-    for first, last in chunks(mapping.num_buckets, _PER_ROW):
+    for first, last in _blocks(mapping.num_buckets, _PER_ROW):
         steps[first:last] = table.slots["bucket_steps"].block(first, last)
     numbers = found.numbers
     numbers["path"] = table.path
@@ -70,9 +72,13 @@ def measure(table: Table) -> Measures:
     return found
 
 
+def _blocks(count: int, numbers: int) -> Iterator[tuple[int, int]]:
+    return chunks(count, _COPIES * max(numbers, _PER_ROW))
+
+
 def _spread(counts: np.ndarray) -> Distribution:
     spread = Distribution()
-    for first, last in chunks(len(counts), _PER_ROW):
+    for first, last in _blocks(len(counts), _PER_ROW):
         spread.add(counts[first:last])
     return spread
 
@@ -82,7 +88,7 @@ def _load(table: Table) -> tuple[np.ndarray, bool]:
     mapping = table.layout.mapping
     load = np.zeros(mapping.num_buckets, np.int32)
     two = False
-    for first, last in chunks(mapping.n_rows, _PER_ROW):
+    for first, last in _blocks(mapping.n_rows, _PER_ROW):
         buckets = buckets_of(mapping, np.arange(first, last))
         _count(load, buckets[:, 0])
         if buckets.shape[1] > 1:
@@ -96,7 +102,7 @@ def _count(load: np.ndarray, buckets: np.ndarray) -> None:
     if len(load) <= len(buckets):
         load += np.bincount(buckets, minlength=len(load)).astype(np.int32)
     else:
-        np.add.at(load, buckets, 1)
+        np.add.at(load, buckets, np.int32(1))  # of one type: much faster
 
 
 def _load_numbers(load: np.ndarray, owners: int) -> dict[str, Any]:
@@ -133,7 +139,7 @@ def _moments(table: Table, steps: np.ndarray, found: Measures) -> np.ndarray | N
         least = least_normal(slot.dtype)
         if name == "second_moment":
             v_mean = np.zeros(len(slot), np.float64)
-        for first, last in chunks(len(slot), table.layout.dim):
+        for first, last in _blocks(len(slot), table.layout.dim):
             values = slot.block(first, last)
             counts = steps[first:last]
             spread.add(values)
@@ -188,7 +194,7 @@ def _scalars(table, load, steps, v_mean, two, found: Measures) -> None:
     spreads = {name: Distribution() for name in ("scalars", *masks)}
     at_low = at_high = moved = rows_seen = 0
     width = table.layout.dim if two else _PER_ROW
-    for first, last in chunks(mapping.n_rows, width):
+    for first, last in _blocks(mapping.n_rows, width):
         rows = np.arange(first, last)
         buckets = buckets_of(mapping, rows)
         shares = ~owned(table, rows, buckets)

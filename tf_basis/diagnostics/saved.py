@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from tf_basis import export_manifest, layout_record, restore
+from tf_basis import distributed, export_manifest, layers, layout_record, restore
+from tf_basis import optimizers as kinds
 from tf_basis.adapters import flavor as flavors
 from tf_basis.adapters import keras_modules
 from tf_basis.diagnostics.report import Report, report, report_of
 from tf_basis.diagnostics.tables import Slot, Table, parts_of, table_of
+from tf_basis.distributed import snapshot
 from tf_basis.optimizers import fingerprint, selection
 from tf_basis.tables import TableLayout
 
@@ -24,25 +27,34 @@ _OTHERS = (
     "restore it into its model (see docs/saving.md and docs/checkpoints.md) and call "
     "tf_basis.diagnostics.report(model.optimizer)"
 )
+_NEEDS_MODEL = (
+    "give the model that the state is of as a .keras file (--model of the command), or "
+    + _OTHERS
+)
 
 
-def report_file(path: Path) -> Report:
+def report_file(path: Path, model: Path | None = None) -> Report:
     """The report of the tables in a file.
 
     Args:
-      path: an export with optimizer state, or a `.keras` file.
+      path: an export with optimizer state, or a `.keras` file; with `model` also a
+        `.weights.h5` file, a `tf.train.Checkpoint` (a prefix, or the folder with the
+        last one), or a folder of `distributed.CheckpointCallback`.
+      model: a `.keras` file of the same model, compiled, that the state is read into.
 
     Raises:
-      ValueError: it is neither, is damaged, or has no such optimizer.
+      ValueError: it is none of these, is damaged, or has no such optimizer.
     """
+    if model is not None:
+        return _of_state(path, model)
     if path.is_dir() and (path / export_manifest.NAME).exists():
         return _of_export(path)
     if path.suffix == ".keras" and path.is_file():
-        return report(_optimizer_of_archive(path))
+        return report(_model_of_archive(path).optimizer)
     kind = "directory" if path.is_dir() else "file"
     raise ValueError(
         f"path must be an export of export_saved_model or a .keras file, received the "
-        f"{kind} '{path}': {_OTHERS}"
+        f"{kind} '{path}': {_NEEDS_MODEL}"
     )
 
 
@@ -127,11 +139,9 @@ def _optimizer_of(config: Any, flavor: str) -> Any:
 
 def _register(flavor: str) -> None:
     """Lets this Keras know all classes of the package."""
-    from tf_basis import distributed, layers, optimizers
-
-    optimizers.for_flavor(flavor)
+    kinds.for_flavor(flavor)
     distributed.for_flavor(flavor)
-    del layers
+    assert layers  # which registers its own
 
 
 def _is_fingerprint(name: str) -> bool:
@@ -146,7 +156,7 @@ def _is_counter(name: str) -> bool:
 # ---- .keras ---------------------------------------------------------------------
 
 
-def _optimizer_of_archive(path: Path) -> Any:
+def _model_of_archive(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
             version = json.loads(archive.read("metadata.json"))["keras_version"]
@@ -164,4 +174,51 @@ def _optimizer_of_archive(path: Path) -> Any:
         ) from error
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"'{path}' has no optimizer: it was saved without one")
-    return model.optimizer
+    return model
+
+
+# ---- state without a config -----------------------------------------------------
+
+
+def _of_state(path: Path, model_path: Path) -> Report:
+    if model_path.suffix != ".keras" or not model_path.is_file():
+        raise ValueError(f"model must be a .keras file, received '{model_path}'")
+    model = _model_of_archive(model_path)
+    with tf.init_scope():
+        model.optimizer.build(model.trainable_variables)
+    try:
+        _read_state(path, model)
+    except ValueError:
+        raise
+    except Exception as error:  # of several kinds, by what does not fit
+        raise ValueError(
+            f"'{path}' cannot be read into the model of '{model_path}' "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    return report(model.optimizer)
+
+
+def _read_state(path: Path, model: Any) -> None:
+    if path.name.endswith(".weights.h5"):
+        model.load_weights(path)
+        return
+    if path.is_dir() and snapshot.complete(path):
+        distributed.restore_checkpoint(path, model)
+        return
+    prefix = tf.train.latest_checkpoint(str(path)) if path.is_dir() else str(path)
+    if prefix is None or not Path(f"{prefix}.index").exists():
+        raise ValueError(
+            "path must be a .weights.h5 file, the prefix or folder of a "
+            "tf.train.Checkpoint, or a folder of CheckpointCallback, received "
+            f"'{path}'"
+        )
+    names = {key.split("/")[0] for key, _ in tf.train.list_variables(prefix)}
+    parts = {"model": model, "optimizer": model.optimizer}
+    parts = {name: part for name, part in parts.items() if name in names}
+    status = tf.train.Checkpoint(**parts).read(prefix)
+    status.assert_existing_objects_matched()
+    if not int(tf.convert_to_tensor(parts_of(model.optimizer)[0].iterations)):
+        raise ValueError(
+            f"'{path}' has no state of an optimizer that has taken a step under "
+            f"'model' or 'optimizer', received {sorted(names)}"
+        )
