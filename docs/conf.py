@@ -53,10 +53,12 @@ autodoc_typehints = "signature"
 python_maximum_signature_line_length = 80
 
 
-def let_plurals_be(app, what, name, value, options, lines):
-    """As in Markdown, letters may follow the backtick that closes code."""
-    lines[:] = [re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in lines]
+def read_as_markdown(app, what, name, value, options, lines):
+    """Letters may follow the backtick that closes code; pages of docs are links."""
+    for i, line in enumerate(lines):
+        line = re.sub(r"`docs/(\w+)\.md`", r":doc:`/\1`", line)
+        lines[i] = re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", line)
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", let_plurals_be, priority=400)
+    app.connect("autodoc-process-docstring", read_as_markdown, priority=400)
