@@ -19,14 +19,15 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-long horovod lint format bench clean distclean system \
-  FORCE
+.PHONY: help demo test test-long horovod docs lint format bench clean distclean \
+  system FORCE
 
 help:
 	@echo 'make demo       set up, build, fetch MovieLens-100K, run the main example'
 	@echo 'make test       set up, build, run the tests under both Keras flavours'
 	@echo 'make test-long  the same and the long tests'
 	@echo 'make horovod    build Horovod for the TensorFlow in .venv (make test does)'
+	@echo 'make docs       build the documentation in build/docs, run its examples'
 	@echo 'make bench      run the benchmarks (BENCH_ARGS)'
 	@echo 'make lint       ruff and clang-format, changing nothing'
 	@echo 'make format     ruff and clang-format, changing files'
@@ -126,6 +127,18 @@ test-long: test
 
 bench: $(VENV)/.stamp-test $(VENV)/.stamp-package
 	@for script in $(BENCHMARKS); do $(RUN) $$script $(BENCH_ARGS) || exit 1; done
+
+# ---- documentation --------------------------------------------------------------
+
+# What the text names must exist, every page must build without a warning, and every
+# example run.
+READ := env -u TF_USE_LEGACY_KERAS KERAS_BACKEND=tensorflow TF_BASIS_OPS=require $(RUN)
+
+docs: $(VENV)/.stamp-docs $(VENV)/.stamp-package $(VENV)/.stamp-horovod
+	$(READ) docs/check_text.py
+	$(READ) -m sphinx -q -W --keep-going -E -d build/doctrees -b html docs build/docs
+	$(READ) docs/run_examples.py
+	@echo 'read build/docs/index.html'
 
 # ---- style ----------------------------------------------------------------------
 

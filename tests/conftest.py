@@ -35,7 +35,10 @@ BOTH_IN_ONE_PROCESS = ("test_basis_adam.py", "test_errors.py")
 WITHOUT_KERAS = (
     "test_benchmarks",
     "test_build.py",
+    "test_command_line.py",
     "test_determinism.py",
+    "test_diagnostics_tables.py",
+    "test_docs.py",
     "test_examples_horovod.py",
     "test_formats.py",
     "test_hashing.py",
@@ -64,6 +67,8 @@ OF_MODELS = (
 )
 # Slow to start, and hardly another thing on tf_keras: long there.
 STARTED_ON_KERAS3 = {
+    "test_auto.py": "checks",
+    "test_balanced.py": "checks",
     "test_debugging.py": "checks",
     "test_distributed_checkpoint.py": "nursery",
     "test_sparse_replicas.py": "flavor",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
 from tf_basis._version import __version__
-from tf_basis.distributed import install
+from tf_basis.commands import CommandError
 
-# Each module has HELP, add_arguments(parser) and run(arguments) -> exit status.
-_COMMANDS = {"install-horovod": install}
+# Each has a module in `tf_basis.commands`, `_` for `-`.
+COMMANDS = ("doctor", "plan", "report", "install-horovod")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -20,7 +21,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"tf_basis {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in _COMMANDS.items():
+    for name in COMMANDS:
+        module = importlib.import_module(f"tf_basis.commands.{name.replace('-', '_')}")
         short = module.HELP.partition("\n")[0]
         own = commands.add_parser(
             name,
@@ -34,9 +36,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; its exit status."""
+    """Runs a command; its exit status.
+
+    0: all is well; 1: what was looked at is not, or cannot be read; 2: wrong usage.
+    """
     parsed = parser().parse_args(arguments)
-    return parsed.run(parsed)
+    try:
+        return parsed.run(parsed)
+    except CommandError as error:
+        print(f"tf-basis {parsed.command}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # of `tf-basis ... | head`
+        sys.stderr.close()
+        return 1
 
 
 if __name__ == "__main__":

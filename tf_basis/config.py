@@ -36,7 +36,7 @@ def load(
 ) -> Any:
     r"""The distributed optimizer that a settings file describes.
 
-    Everything is checked before anything is built. A file in the well-known form:
+    Everything is checked before anything is built. A file in the well-known form::
 
         optimizer:
           type: 1bit_adam

@@ -58,10 +58,11 @@ def export_saved_model(
 
     Example:
 
-    >>> model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
-    >>> export_saved_model(model, "/tmp/model", False, overwrite=True)
-    >>> tf.saved_model.load("/tmp/model").signatures["serving_default"].output_dtypes
-    {'dense': tf.float32}
+    >>> x = tf.keras.Input((3,), name="x")
+    >>> model = tf.keras.Model(x, tf.keras.layers.Dense(1, name="score")(x))
+    >>> export_saved_model(model, "export", include_optimizer=False)
+    >>> tf.saved_model.load("export").signatures["serving_default"].output_dtypes
+    {'score': tf.float32}
     """
     for name, value in [
         ("include_optimizer", include_optimizer),

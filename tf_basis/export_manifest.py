@@ -67,12 +67,17 @@ def class_names(optimizer: Any) -> list[str]:
     return names
 
 
+def optimizers_with_tables(optimizer: Any) -> list:
+    """Those of this package in an optimizer that may have compressed tables."""
+    inside = model_state.optimizers_inside(optimizer)
+    return [part for part in inside if hasattr(part, "_basis")]
+
+
 def tables_of(optimizer: Any) -> list[tuple[Any, str]]:
     """(optimizer, key) of every compressed table, in the order of the manifest."""
     return [
         (part, key)
-        for part in model_state.optimizers_inside(optimizer)
-        if hasattr(part, "_basis")
+        for part in optimizers_with_tables(optimizer)
         for key in part._basis.layouts
     ]
 

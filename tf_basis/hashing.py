@@ -16,6 +16,7 @@ from tf_basis import hyperparameters
 from tf_basis.ops import hash_ops
 
 FORMAT_VERSION = 1
+"""The version of these functions, which is saved with every table."""
 
 
 def murmur3_x86_32(ids: Any, seed: int = 0) -> Any:
@@ -206,3 +207,6 @@ def _like_input(values: Any, name: str, function: Any) -> Any:
         return function(values)
     with tf.init_scope():  # arrays give arrays, also while a graph is traced
         return function(tf.convert_to_tensor(_as_integers(values, name))).numpy()
+
+
+__all__ = ["FORMAT_VERSION", "bucket_of_rows", "load_statistics", "murmur3_x86_32"]

@@ -42,7 +42,7 @@ class PlannedTable:
 
     @property
     def adam_bytes(self) -> int:
-        """What Adam keeps for the table: two float32 moments for each number."""
+        """What Adam keeps for the table, two float32 moments for each number."""
         return ADAM_BYTES * self.n_rows * self.dim
 
     @property
@@ -126,9 +126,10 @@ def plan(
         shapes; or a dict from names to shapes. Shapes stand for float32 tables:
         with `tables=None` all of rank 2 with at least `min_rows` rows count, whatever
         they are called.
-      state_budget, compression_ratio, num_buckets, exclusive_rows, tables,
-        table_settings, min_rows, momentum, invariant_scalar, scalar_frequency_power,
-        moment_dtype, energy_dtype, stale_decay: as in `BasisAdam`; other arguments
+      state_budget, compression_ratio, num_buckets: as in `BasisAdam`.
+      exclusive_rows, tables, table_settings, min_rows: as in `BasisAdam`.
+      momentum, invariant_scalar, scalar_frequency_power: as in `BasisAdam`.
+      moment_dtype, energy_dtype, stale_decay: as in `BasisAdam`. Its other arguments
         do not change a byte.
       optimizer: `"BasisAdam"` (default), `"BasisAdagrad"` (no momentum), or
         `"BasisSGD"`: `momentum` is its `momentum_mode` then (`"none"` for a momentum

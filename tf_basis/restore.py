@@ -57,8 +57,8 @@ def restore_optimizer(
 
     >>> model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
     >>> model.compile("adam", "mse")
-    >>> tf_basis.export_saved_model(model, "/tmp/model", overwrite=True)
-    >>> restore_optimizer(model, "/tmp/model")
+    >>> tf_basis.export_saved_model(model, "export")
+    >>> restore_optimizer(model, "export")
     """
     for name, value in [("weights", weights), ("migrate", migrate)]:
         hyperparameters.check(name, value, hyperparameters.flag)
@@ -98,7 +98,7 @@ def restore_optimizer(
         own = model_state.model_variables(model, flavor)
         pairs += _matched(own, content["weights"], "model")
 
-    read = _reader(directory)
+    read = reader(directory)
     moved = []
     for number, layout in changed.items():
         stored = {
@@ -169,7 +169,7 @@ def _same_path(ours: str, theirs: str) -> bool:
     return paths[0][-shorter:] == paths[1][-shorter:]
 
 
-def _reader(directory: Path) -> Callable[[Entry], np.ndarray]:
+def reader(directory: Path) -> Callable[[Entry], np.ndarray]:
     """Reads the value of an entry, or raises ValueError where it is damaged."""
     prefix = str(directory / export_manifest.VARIABLES)
     try:

@@ -29,8 +29,13 @@ def replace_variables(optimizer: Any, variables: Iterable) -> None:
         accepts, _ = tracker.config["variables"]
         tracker.config["variables"] = (accepts, optimizer._variables)
         tracker.stored_ids["variables"] = set(map(id, variables))
+    forget_traces(optimizer)
+
+
+def forget_traces(optimizer: Any) -> None:
+    """Lets tf_keras trace its compiled step of a variable anew."""
     step = getattr(type(optimizer), "_update_step_xla", None)
-    if step is not None:  # tf_keras keeps what it traced with the old variables
+    if step is not None:
         bound = step.python_function.__get__(optimizer)
         vars(optimizer)["_update_step_xla"] = tf.function(bound, jit_compile=True)
 

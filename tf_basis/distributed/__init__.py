@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 from tf_basis.adapters import flavor
 from tf_basis.distributed import (
+    balanced,
     callbacks,
     checkpoint_callback,
     drift,
@@ -49,6 +50,7 @@ def for_flavor(name: str) -> SimpleNamespace:
     own = vars(callbacks.for_flavor(name))
     return SimpleNamespace(
         OneBitAdam=onebit_adam.define(name),
+        BalancedBatch=balanced.define(name),
         CheckpointCallback=checkpoint_callback.define(name),
         ElasticCallback=elastic_callback.define(name),
         GradientStatistics=statistics.define(name),
@@ -61,6 +63,7 @@ def for_flavor(name: str) -> SimpleNamespace:
 
 
 _active = for_flavor(flavor.active())
+BalancedBatch = _active.BalancedBatch
 CheckpointCallback = _active.CheckpointCallback
 ElasticCallback = _active.ElasticCallback
 GradientStatistics = _active.GradientStatistics
@@ -74,6 +77,7 @@ __all__ = [
     "NORMALIZATION_EVERY_10",
     "AdaptiveBits",
     "AdaptiveRate",
+    "BalancedBatch",
     "BroadcastCallback",
     "CheckpointCallback",
     "CheckpointInfo",

@@ -146,7 +146,7 @@ class LearningRateWarmupCallbackMixin:
     r"""Raises the learning rate from that of one process to that of all in some epochs.
 
     W ranks see W times as large a batch, which bears about W times the learning rate,
-    but not from the first step on. In step b (from 0) of S in epoch n
+    but not from the first step on. In step b (from 0) of S in epoch n::
 
         t = n + (b + 1)/S,      learning rate = lr·(1 + (W − 1)·min(t/warmup_epochs, 1))
 

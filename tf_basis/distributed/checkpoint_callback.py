@@ -107,7 +107,7 @@ class CheckpointCallbackMixin:
     def parts(
         self, data: tf.data.Dataset, epochs: int, steps_per_epoch: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Arguments for the calls of `fit` that are left, one after the other.
+        """Arguments for the calls of `fit` that are left, one after the other::
 
             for part in checkpoint.parts(data, epochs=10):
                 model.fit(**part, callbacks=[checkpoint])

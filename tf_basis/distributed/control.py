@@ -63,9 +63,13 @@ def exchange(
     weight = tf.cast(weight, tf.float64)
     numbers = [weight, unusable, *kinds, *extras]
     mine = tf.stack([tf.cast(n, tf.float64) for n in numbers])
-    with tf.control_dependencies(watch.begin()):
+    with tf.control_dependencies([mine]):  # this rank's gradients are there
+        came = tf.timestamp()
+    with tf.control_dependencies([came, *watch.begin()]):
         everyone = world.gather(tf.identity(mine)[tf.newaxis], f"{name}/control")
-    with tf.control_dependencies(watch.end(everyone)):
+    with tf.control_dependencies([everyone]):
+        met = watch.clock.met(came, tf.timestamp())
+    with tf.control_dependencies([*met, *watch.end(everyone)]):
         everyone = tf.ensure_shape(tf.identity(everyone), [world.size, len(numbers)])
     first = 2 + len(kinds)
     weights, rows = everyone[:, 0], tf.cast(everyone[:, 2:first], tf.int64)

@@ -37,7 +37,7 @@ def new_variable(name: str, elements: int, dtype: tf.DType) -> tf.Variable:
 class OneBitExchange:
     r"""Averages flat float32 buffers over all ranks, with error feedback.
 
-    The buffer is cut into blocks; rank j owns blocks [j·p, (j+1)·p), p = ⌈blocks/W⌉.
+    The buffer is cut into blocks; rank j owns blocks [j·p, (j+1)·p), p = ⌈blocks/W⌉::
 
         worker:   u = g + e_w;  q(u) = mean|u| · (±1) in each block;  e_w ← u − q(u)
         stage 1:  every owner receives its blocks of all ranks (alltoall)
@@ -50,7 +50,8 @@ class OneBitExchange:
     means by the mean of the `worker_error`s and the `server_error`s, no more. On one
     rank there is no exchange and one quantisation, and `server_error` is empty.
 
-    With two bits a block has two magnitudes: the means of |u| below and from its mean.
+    With two bits a block has two magnitudes: the means of `|u|` below its mean and from
+    it on.
 
     With `amplitude_interval` k the magnitudes are computed anew, and travel, in every
     k-th exchange only, deflated where that makes them shorter; in between both sides
@@ -141,7 +142,7 @@ class OneBitExchange:
 
     @property
     def residuals(self) -> list[tf.Variable]:
-        """What belongs to this rank alone: never broadcast it."""
+        """What belongs to this rank alone; never broadcast it."""
         own = [v for v in (self.clipped, self.sums) if v is not None]
         return [self.worker_error, self.server_error, *own]
 

@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-HOROVOD = "horovod==0.28.1"
+from tf_basis._version import HOROVOD as HOROVOD
 
 # From here on TensorFlow's headers lack what Horovod's XLA ops need.
 _WITHOUT_XLA = (2, 19)

@@ -19,7 +19,7 @@ def average_metrics(
     process_set: Any = None,
     timeout: float | None = watch.DEFAULT_TIMEOUT,
 ) -> dict[str, Any]:
-    r"""The weighted mean of each metric over the ranks that have it.
+    r"""The weighted mean of each metric over the ranks that have it::
 
         mean = Σ w_i·x_i / Σ w_i     over the ranks i with the metric and w_i > 0
 

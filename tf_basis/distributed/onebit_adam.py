@@ -64,7 +64,7 @@ class OneBitAdamMixin(OneBitStepMixin, OneBitRuleMixin):
 
     It averages over the ranks itself, through `OneBitExchange`, and keeps all ranks
     equal to the last bit. For t ≤ T (warm-up) gradients are averaged in float32 and
-    the step is Adam's. After it, rank i holds gradient g_i:
+    the step is Adam's. After it, rank i holds gradient g_i::
 
         frozen     m_i = β1·m + (1 − β1)·g_i;   m = exchange(m_i)
                    θ ← θ − η·(m/(1 − β1^t)) / (√(v_T/(1 − β2^T)) + ε),  where v_T > 0
@@ -241,7 +241,7 @@ class OneBitAdamMixin(OneBitStepMixin, OneBitRuleMixin):
 
     @property
     def residual_variables(self) -> list[tf.Variable]:
-        """State of this rank alone: saved per rank, never broadcast."""
+        """State of this rank alone, saved per rank and never broadcast."""
         local = self._exchange.local
         own = [v for c in self._exchange.channels for v in c.residuals]
         return own + ([] if local is None else local.own)
@@ -256,7 +256,7 @@ class OneBitAdamMixin(OneBitStepMixin, OneBitRuleMixin):
 
     @property
     def skipped_steps(self) -> tf.Tensor:
-        """Steps that all ranks skipped: some rank's gradients were not finite.
+        """Steps that all ranks skipped, as some rank's gradients were not finite.
 
         Counted by the `DistributedOptimizer` around it, where there is one.
         """

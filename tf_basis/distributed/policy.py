@@ -64,6 +64,7 @@ DEFAULT_RULES = (
     Rule("other", 16),
 )
 NORMALIZATION_EVERY_10 = Rule("normalization", 16, interval=10)
+"""Normalisation in 16 bits, at every tenth step: a rule for a `Policy`."""
 
 
 class Policy:

@@ -19,12 +19,12 @@ from tf_basis.ops import dispatch
 from tf_basis.rules.grouping import sum_duplicates
 
 NAMES = ("mean", "std", "min", "max", "zeros", "non_finite")
-_RANKS = hyperparameters.Rule(
+RANKS_RULE = hyperparameters.Rule(
     "None or a list of ranks, integers of at least 0",
     lambda v: v is None or (isinstance(v, (list, tuple)) and all(map(_is_rank, v))),
 )
 _is_rank = hyperparameters.integer("of at least 0", lambda v: v >= 0).accepts
-_FOLDER = hyperparameters.Rule(
+FOLDER_RULE = hyperparameters.Rule(
     "None or the path of a folder",
     lambda v: v is None or (isinstance(v, (str, os.PathLike)) and bool(str(v))),
 )
@@ -35,7 +35,7 @@ class GradientStatisticsMixin:
 
     Of this rank's own gradient, as the optimizer receives it: before ranks exchange,
     before accumulation and clipping, loss scales divided out. Any optimizer of Keras
-    will do. No rank waits for another.
+    will do. No rank waits for another::
 
         mean, std, min, max   of the finite elements (std = √(mean of (g − mean)²))
         zeros                 the share of elements that are 0, of all
@@ -86,8 +86,8 @@ class GradientStatisticsMixin:
         super().__init__()
         for name, value, rule in [
             ("every", every, hyperparameters.count),
-            ("ranks", ranks, _RANKS),
-            ("log_dir", log_dir, _FOLDER),
+            ("ranks", ranks, RANKS_RULE),
+            ("log_dir", log_dir, FOLDER_RULE),
             ("logs", logs, hyperparameters.flag),
         ]:
             hyperparameters.check(name, value, rule)

@@ -7,8 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_basis import hyperparameters
-from tf_basis.distributed import watch
-from tf_basis.distributed.compression import named
+from tf_basis.distributed import auto, watch
 from tf_basis.distributed.exchange import new_variable
 from tf_basis.distributed.reducer import GradientReducer, Spec
 from tf_basis.distributed.world import World, unique_name
@@ -25,8 +24,9 @@ class DistributedGradientTape:
 
     Args:
       tape: the tape that recorded the step.
-      compression: None or `"none"` (default): float32; `"fp16"`; `"onebit"`; or a
-        `OneBitCompression` with settings of your own, all of whose intervals are 1.
+      compression: None or `"none"` (default): float32; `"fp16"`; `"onebit"`; a
+        `OneBitCompression` with settings of your own, all of whose intervals are 1; or
+        `"auto"`: see `DistributedOptimizer`.
       process_set: a Horovod process set with this rank. Default: all ranks.
       timeout: seconds that an exchange may wait for other ranks before the job is ended
         with a message that names them. Default 600; None: for ever.
@@ -63,11 +63,12 @@ class DistributedGradientTape:
             raise ValueError(f"tape must be a tf.GradientTape, received {tape!r}")
         hyperparameters.check("timeout", timeout, watch.TIMEOUT_RULE)
         self._tape = tape
-        self._compression = named(compression)
-        if self._compression.feedback.adaptive_rate is not None:
+        self._compression = auto.named(compression)
+        rate = auto.adaptive_rate(self._compression)
+        if rate is not None:
             raise ValueError(
                 "adaptive_rate must be None with a tape, which has no learning rate, "
-                f"received {self._compression.feedback.adaptive_rate}"
+                f"received {rate}"
             )
         self._process_set, self._timeout = process_set, timeout
         self.finite: tf.Tensor | None = None
@@ -110,7 +111,8 @@ class DistributedGradientTape:
         return tf.nest.pack_sequence_as(gradients, reduction.gradients)
 
     def _reducer(self, variables: list) -> GradientReducer:
-        settings = str(self._compression.get_config())
+        sent = self._compression
+        settings = sent if isinstance(sent, str) else str(sent.get_config())
         key = (settings, tuple(id(v) for v in variables), id(self._process_set))
         found = _reducers.get(key)
         if found is not None:
@@ -123,7 +125,9 @@ class DistributedGradientTape:
             )
             for v in variables
         ]
-        policy = self._compression.policy
+        world, name = World(self._process_set), unique_name("tape")
+        compression, _ = auto.settle(sent, specs, world, name, self._timeout)
+        policy = compression.policy
         for spec in specs:
             if policy.way(spec.path, spec.shape).interval > 1:
                 raise ValueError(
@@ -133,9 +137,9 @@ class DistributedGradientTape:
                 )
         reducer = GradientReducer(
             specs,
-            self._compression,
-            World(self._process_set),
-            unique_name("tape"),
+            compression,
+            world,
+            name,
             new_variable,
             self._timeout,
         )

@@ -9,6 +9,7 @@ rank has come, and where an exchange lasts too long asks it who is behind.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -52,6 +53,11 @@ class Watch:
         )
         thread.start()
 
+    @functools.cached_property
+    def clock(self) -> Clock:
+        """Of the exchange in which this object's ranks meet in every step."""
+        return Clock()
+
     def begin(self, after: Sequence[tf.Tensor] = ()) -> list:
         """What must be done before an exchange, but after what may raise an error."""
         if not self._active:
@@ -80,6 +86,31 @@ class Watch:
         """How many exchanges this rank has begun, and ended."""
         begun, ended = self._progress.numpy()
         return int(begun), int(ended)
+
+
+class Clock:
+    """How long this rank has waited for others, in a variable: it works inside graphs.
+
+    Synchronous steps last equally long on all ranks. What tells them apart is how long
+    each waits where they first meet: between two meetings a rank has been busy for the
+    time between their ends, less what it waited in the second.
+    """
+
+    def __init__(self) -> None:
+        # Seconds waited so far, when the last meeting ended. Rank-local, not state:
+        # saved nowhere.
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._times = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)
+
+    def met(self, came: tf.Tensor, left: tf.Tensor) -> list:
+        """To be called with both times of a meeting; what must come after."""
+        waited, _ = tf.unstack(self._times.read_value())
+        return [self._times.assign(tf.stack([waited + left - came, left]))]
+
+    def read(self) -> tuple[float, float]:
+        """Seconds waited so far, and when the last meeting ended (0: none yet)."""
+        waited, left = self._times.numpy()
+        return float(waited), float(left)
 
 
 @contextlib.contextmanager

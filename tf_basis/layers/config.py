@@ -45,8 +45,10 @@ class TableConfig:
       momentum: see `BasisAdam`. Default None: the optimizer's.
       invariant_scalar: `"energy"`, `"learned"` or `"none"` for no scalar. Default
         None: the optimizer's.
-      scalar_decay, scalar_range, scalar_rule, scalar_learning_rate,
-        scalar_frequency_power: see `BasisAdam`. Default None: the optimizer's.
+      scalar_decay, scalar_range, scalar_rule: see `BasisAdam`. Default None: the
+        optimizer's.
+      scalar_learning_rate, scalar_frequency_power: see `BasisAdam`. Default None: the
+        optimizer's.
       hashing: see `BasisAdam`. Default None: the optimizer's.
       seed: see `BasisAdam`. Default None: the optimizer's.
       moment_dtype: see `BasisAdam`. Default None: the optimizer's.

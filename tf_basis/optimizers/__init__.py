@@ -19,7 +19,7 @@ def for_flavor(name: str) -> SimpleNamespace:
 
     Example:
 
-    >>> for_flavor("keras3").BasisAdam(1e-3).name
+    >>> tf_basis.optimizers.for_flavor("keras3").BasisAdam(1e-3).name
     'basis_adam'
     """
     adapter = flavor.load_adapter(name)

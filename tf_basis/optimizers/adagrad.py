@@ -28,14 +28,16 @@ class BasisAdagradMixin(BasisOptimizerMixin):
       learning_rate: a float, a schedule or a callable. Default 1e-3.
       initial_accumulator_value: where V and q start, at least 0. Default 0.
       epsilon: of the division. Default 1e-7.
-      compression_ratio, num_buckets, state_budget, exclusive_rows, row_frequencies,
-        tables, table_settings, min_rows: as in `BasisAdam`.
+      compression_ratio, num_buckets, state_budget: as in `BasisAdam`.
+      exclusive_rows, row_frequencies: as in `BasisAdam`.
+      tables, table_settings, min_rows: as in `BasisAdam`.
       invariant_scalar: `"energy"` (default) or None.
       collision_reduce: `"mean"` (default), `"sum"` or `"sequential"`.
       hashing, seed, moment_dtype, energy_dtype: as in `BasisAdam`.
-      weight_decay, row_clipnorm, dense_optimizer, clipnorm, clipvalue,
-        global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency: as in
-        `BasisAdam` (averages leave compressed tables out).
+      weight_decay, row_clipnorm, dense_optimizer: as in `BasisAdam`.
+      clipnorm, clipvalue, global_clipnorm: as in `BasisAdam`.
+      use_ema, ema_momentum, ema_overwrite_frequency: as in `BasisAdam` (averages leave
+        compressed tables out).
       name: default `"basis_adagrad"`.
       **kwargs: further arguments of this Keras's optimizers; and on tf_keras too
         `gradient_accumulation_steps`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -40,6 +40,8 @@ class _Built:
         self.growth: dict[str, growth.Record] = {}
         self.frequency_lengths: dict[str | None, int] = {}
         self.fingerprint: tf.Variable | None = None
+        # Called with what each table is given; see `tf_basis.diagnostics.shadows`.
+        self.watchers: list[Callable] = []
 
 
 class BasisOptimizerMixin(
@@ -257,6 +259,8 @@ class BasisOptimizerMixin(
             rule = self._dense_rule(learning_rate)
             engine.step_dense(rule, variable, slots, gradient)
             return
+        for watcher in self._basis.watchers:
+            watcher(key, gradient, self.iterations + 1)
         engine.step_table(
             self._rule_of(layout, decay=self._use_weight_decay(variable)),
             layout,

@@ -13,6 +13,7 @@ import numpy as np
 
 from tf_basis import layout_record
 
+NAME = "table_layouts"
 _VERSION = 1
 _OPTIMIZERS = ("BasisAdam", "BasisSGD", "BasisAdagrad")
 # What each number of a table is: a count, or the place of a word in a list. Words are
@@ -55,9 +56,7 @@ class FingerprintMixin:
                 errors.append(error)
                 raise
 
-        self._basis.fingerprint = self._add_checked(
-            "table_layouts", self._fingerprint(), check
-        )
+        self._basis.fingerprint = self._add_checked(NAME, self._fingerprint(), check)
         if errors:  # of a checkpoint that waited: TensorFlow's lists catch ValueErrors
             raise errors[0]
 
@@ -90,7 +89,7 @@ class FingerprintMixin:
             )
         if saved[1] != own[1] or len(saved) != len(own):
             here, there = (
-                f"{_word(_OPTIMIZERS, v[1])} with {(len(v) - 2) // len(_FIELDS)} tables"
+                f"{_word(_OPTIMIZERS, v[1])} with {tables_in(v)} tables"
                 for v in (own, saved)
             )
             raise ValueError(f"{refused}it is of a {there}, this is a {here}")
@@ -106,6 +105,16 @@ class FingerprintMixin:
                 f"{refused}it is of another table layout: {' and '.join(words)} (there "
                 "is what was saved)"
             )
+
+
+def tables_in(saved: np.ndarray) -> int:
+    """Of how many tables such a variable is."""
+    return (len(saved) - 2) // len(_FIELDS)
+
+
+def kind_in(saved: np.ndarray) -> str:
+    """Of an optimizer of which class such a variable is."""
+    return _word(_OPTIMIZERS, int(saved[1]))
 
 
 def _numbers(record: layout_record.Record) -> list[int]:

@@ -29,17 +29,19 @@ class BasisSGDMixin(BasisOptimizerMixin):
       learning_rate: a float, a schedule or a callable. Default 0.01.
       momentum: in [0, 1). 0 keeps no first moment at all. Default 0.
       nesterov: look ahead along the momentum. Default False.
-      compression_ratio, num_buckets, state_budget, exclusive_rows, row_frequencies,
-        tables, table_settings, min_rows: as in `BasisAdam`.
+      compression_ratio, num_buckets, state_budget: as in `BasisAdam`.
+      exclusive_rows, row_frequencies: as in `BasisAdam`.
+      tables, table_settings, min_rows: as in `BasisAdam`.
       momentum_mode: `"exclusive"` (default), `"shared"` or `"none"`.
       invariant_scalar: None (default) or `"learned"`.
       scalar_range, scalar_rule, scalar_learning_rate, scalar_frequency_power: of the
         learned scalar, as in `BasisAdam`.
       collision_reduce: `"mean"` (default), `"sum"` or `"sequential"`.
       hashing, seed, moment_dtype, stale_decay: as in `BasisAdam`.
-      weight_decay, row_clipnorm, dense_optimizer, clipnorm, clipvalue,
-        global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency: as in
-        `BasisAdam` (averages leave compressed tables out).
+      weight_decay, row_clipnorm, dense_optimizer: as in `BasisAdam`.
+      clipnorm, clipvalue, global_clipnorm: as in `BasisAdam`.
+      use_ema, ema_momentum, ema_overwrite_frequency: as in `BasisAdam` (averages leave
+        compressed tables out).
       name: default `"basis_sgd"`.
       **kwargs: further arguments of this Keras's optimizers; and on tf_keras too
         `gradient_accumulation_steps`.

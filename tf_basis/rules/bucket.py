@@ -42,7 +42,7 @@ def table_step(
     """
     gradients = groups.gradients
     if rule.row_clipnorm is not None:
-        gradients = _clip_rows(gradients, rule.row_clipnorm)
+        gradients = clip_rows(gradients, rule.row_clipnorm)
     g = tf.cast(gradients, tf.float64)
     if rule.invariant_scalar == "learned":
         state = learn(rule, state, g, groups.segments, follows, learning_rate)
@@ -94,7 +94,8 @@ def table_step(
     return state._replace(rows=rows, row_scalar=row_scalar)
 
 
-def _clip_rows(gradients: tf.Tensor, clipnorm: float) -> tf.Tensor:
+def clip_rows(gradients: tf.Tensor, clipnorm: float) -> tf.Tensor:
+    """Rows whose L2 norm is above `clipnorm`, shortened to it."""
     g = tf.cast(gradients, tf.float64)
     norm = tf.norm(g, axis=1, keepdims=True)
     clipped = tf.cast(g * (clipnorm / tf.maximum(norm, clipnorm)), tf.float32)
