@@ -89,6 +89,7 @@ def test_costs_are_recovered_from_what_they_cause(benchmark):
     assert script.fitted(measured, 5e-5, 1e-9) == pytest.approx(costs)
     rows = script.compared(script.LOOPBACK, measured, costs)
     assert script.worst(rows) == pytest.approx(1.0)
+    assert {r["way"] for r in rows if not r["fitted"]} == {"1 bit"}
     rows[-1]["measured"] *= 3  # 1 bit, not fitted
     assert script.worst(rows) == pytest.approx(3.0)
     assert script.gbits(float("inf")) == "any" and script.gbits(1e-3) == "never"
