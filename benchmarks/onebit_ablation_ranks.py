@@ -34,13 +34,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 NAMES = (ADAM, *OPTIONS)
 
 
-def one_bit_adam(name: str, rate: float, total_steps: int, **more: Any) -> Any:
+def one_bit_adam(name: str, rate: float, steps: int, **more: Any) -> Any:
     """OneBitAdam with an option."""
     from tf_basis import distributed
 
     settings = {**OPTIONS[name], **more}
     if settings.get("local_steps_doubling"):
-        settings["local_steps_doubling"] = max(1, total_steps // 10)
+        settings["local_steps_doubling"] = max(1, steps // 10)
     return distributed.OneBitAdam(rate, **settings)
 
 

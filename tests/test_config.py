@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers import make_optimizer, to_numpy
 
-from tf_basis import config
+from tf_basis import config, distributed
 
 KNOWN = """
 optimizer:
@@ -312,6 +312,15 @@ ERRORS = [
         {**ask("quantization", "block", 64, kind="adam"), "distributed": 1},
         r"distributed must be None or a mapping|distributed must be a mapping",
     ),
+    (
+        ask("quantization", "adaptive_bits", {"patiense": 3}),
+        r"quantization\.adaptive_bits\.patiense is unknown: .*adaptive_bits\.patience",
+    ),
+    (
+        ask("compensation", "adaptive_rate", {"floor": 2}),
+        r"compensation\.adaptive_rate\.floor must be a number between 0 and 1",
+    ),
+    (ask("communication", "local_steps", 4, kind="adam"), r"local_steps is unknown"),
     ([1, 2], r"source must be a path, text .* received list"),
     ("- 1\n- 2\n", r"settings must be a mapping .* received list"),
     ("optimizer: {type: adam, type: adam}", r"type must be given once"),
@@ -340,6 +349,22 @@ def test_other_mistakes(tmp_path):
         config.load({"optimizer": {"type": "adam"}}, total_steps=5)
     with pytest.raises(ValueError, match="total_steps must be None or an integer"):
         config.load(KNOWN, total_steps=0.5)
+
+
+def test_options_of_the_exchange():
+    settings = {
+        "optimizer": {"type": "1bit_adam", "total_steps": 100},
+        "compensation": {"adaptive_rate": {"floor": 0.25}},
+        "quantization": {"adaptive_bits": True, "statistics": True},
+        "communication": {"amplitude_interval": 10, "local_steps": 4},
+    }
+    dense = config.load(settings).dense_optimizer
+    feedback = dense.compression.feedback
+    assert feedback.adaptive_rate == (0.25, 0.9)
+    assert feedback.adaptive_bits == distributed.AdaptiveBits()
+    assert feedback.amplitude_interval == 10 and dense.local_steps == 4
+    one = {"optimizer": {"type": "adam"}, "communication": {"delay": 1}}
+    assert config.load(one)._distribution.compression.feedback.delay == 1
 
 
 def test_a_model_trains_with_it():

@@ -126,6 +126,7 @@ def _exchange(sections: Mapping[str, Settings]) -> Settings:
     """Arguments of a `OneBitCompression` but for the policy, and the policy's rules."""
     settings = dict(sections.get("compensation", {}))
     settings |= sections.get("quantization", {})
+    settings |= sections.get("communication", {})
     bits = settings.pop("layerwise_bits", None)
     rules = list(settings.pop("rules", ()))
     if bits is not None:
@@ -194,7 +195,8 @@ def _of_gradients(
     sections: Mapping[str, Settings],
     settings: Settings,
 ) -> Any:
-    given = [s for s in ("compensation", "quantization") if s in sections]
+    names = ("compensation", "quantization", "communication")
+    given = [s for s in names if s in sections]
     if given and chosen not in (None, "onebit"):
         raise ValueError(
             f"distributed.compression must be None or 'onebit' where {given[0]} is "

@@ -9,7 +9,15 @@ from typing import Any
 
 from tf_basis import hyperparameters
 from tf_basis.adapters import arguments
-from tf_basis.distributed import compression, onebit_rule, policy, watch
+from tf_basis.distributed import (
+    auto,
+    compression,
+    metadata,
+    onebit_rule,
+    policy,
+    watch,
+)
+from tf_basis.distributed.metadata import AdaptiveBits, AdaptiveRate
 from tf_basis.hyperparameters import RULES, Rule, check
 from tf_basis.optimizers import selection
 from tf_basis.optimizers.adagrad import BasisAdagradMixin
@@ -35,8 +43,8 @@ ALIASES = {"lr": "learning_rate", "eps": "epsilon"}
 _BETA = RULES["beta_1"]
 _DISTRIBUTED = {
     "compression": Rule(
-        f"None or one of {', '.join(map(repr, compression.NAMES))}",
-        lambda v: v is None or v in compression.NAMES,
+        f"None or one of {', '.join(map(repr, auto.NAMES))}",
+        lambda v: v is None or v in auto.NAMES,
     ),
     "average_aggregated_gradients": hyperparameters.flag,
     "timeout": watch.TIMEOUT_RULE,
@@ -84,6 +92,11 @@ _RULE_LIST = Rule(
     "a list of rules, each [match, bits] or [match, bits, interval]",
     lambda v: isinstance(v, (list, tuple)),
 )
+_ADAPTIVE = Rule(
+    "True, False or a mapping from names to settings",
+    lambda v: v is None or isinstance(v, (bool, Mapping)),
+)
+_ADAPTS = {"adaptive_rate": AdaptiveRate, "adaptive_bits": AdaptiveBits}
 _MAPPING = Rule(
     "a mapping from names to settings", lambda v: v is None or isinstance(v, Mapping)
 )
@@ -126,6 +139,10 @@ def check_sections(data: Any) -> dict[str, Settings]:
         _check_names(section, settings, sections[section], sections)
         for name, value in settings.items():
             check(f"{section}.{name}", value, sections[section][name])
+            if name in _ADAPTS and isinstance(value, Mapping):
+                path, cls = f"{section}.{name}", _ADAPTS[name]
+                _check_names(path, value, cls._fields, {})
+                metadata.checked(path, dict(value), cls)
         checked[section] = _long_names(section, settings)
     if "momentum_correction" in checked:
         checked["momentum_correction"] = schedule = {
@@ -183,6 +200,9 @@ def sections_of(kind: str, dense_kind: str | None) -> dict[str, dict[str, Rule]]
     sections["compensation"] = {
         name: feedback[name] for name in ("reset_interval", "clip_value", "reset")
     }
+    sections["compensation"]["adaptive_rate"] = _ADAPTIVE
+    names = ("amplitude_interval", "delay", "staleness_decay")
+    sections["communication"] = {name: feedback[name] for name in names}
     sections["quantization"] = {
         "warmup_steps": (onebit_rule.RULES if one_bit else feedback)["warmup_steps"],
         "layerwise_bits": _BITS,
@@ -190,8 +210,12 @@ def sections_of(kind: str, dense_kind: str | None) -> dict[str, dict[str, Rule]]
         "min_elements": policy.RULES["min_elements"],
         "block": feedback["block"],
         "sparse_values": feedback["sparse_values"],
+        "statistics": feedback["statistics"],
+        "adaptive_bits": _ADAPTIVE,
     }
     if one_bit:
+        for name in ("local_steps", "local_steps_doubling"):
+            sections["communication"][name] = onebit_rule.RULES[name]
         sections["momentum_correction"] = {
             name: onebit_rule.RULES[name] for name in ("gamma", "boundaries")
         }

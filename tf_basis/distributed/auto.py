@@ -23,6 +23,7 @@ from tf_basis.distributed.world import World
 
 AUTO = "auto"
 CANDIDATES = settings.NAMES
+NAMES = (*CANDIDATES, AUTO)
 # By what the exchange must be faster: one bit costs accuracy, float16 range.
 ONE_BIT_GAIN, FLOAT16_GAIN = 1.5, 1.1
 ROUNDS = 3
@@ -58,8 +59,7 @@ def named(compression: Any) -> Any:
     try:
         return settings.named(compression)
     except ValueError as error:
-        names = (*settings.NAMES, AUTO)
-        text = str(error).replace(str(settings.NAMES), str(names))
+        text = str(error).replace(str(settings.NAMES), str(NAMES))
         raise ValueError(text) from None
 
 

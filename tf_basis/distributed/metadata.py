@@ -79,7 +79,8 @@ def checked(argument: str, value: Any, cls: type) -> Any:
             f"{argument} must be None, True, an {cls.__name__} or a dict of "
             f"{list(cls._fields)}, received {value!r}"
         )
-    hyperparameters.check_all(value._asdict(), _RULES[cls])
+    for name, setting in value._asdict().items():
+        hyperparameters.check(f"{argument}.{name}", setting, _RULES[cls][name])
     return value
 
 
