@@ -12,20 +12,15 @@ import tensorflow as tf
 
 from tf_basis import hyperparameters
 from tf_basis.adapters import flavor
-from tf_basis.distributed import control, watch
-from tf_basis.distributed.channel import Channel, name_of
+from tf_basis.distributed import watch
 from tf_basis.distributed.compression import OneBitCompression
-from tf_basis.distributed.metadata import Metadata
+from tf_basis.distributed.onebit_build import OneBitBuildMixin, State
 from tf_basis.distributed.onebit_local import (
-    LocalState,
-    check_intervals,
     check_local_steps,
 )
-from tf_basis.distributed.onebit_rule import RULES, OneBitRuleMixin, check_schedule
+from tf_basis.distributed.onebit_rule import RULES, check_schedule
 from tf_basis.distributed.onebit_steps import OneBitStepMixin
-from tf_basis.distributed.policy import Way
-from tf_basis.distributed.reducer import check_delay
-from tf_basis.distributed.world import World, unique_name
+from tf_basis.distributed.world import World
 
 _COMPRESSION = (
     "block",
@@ -43,23 +38,7 @@ _COMPRESSION = (
 _REFUSED = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
-class _State:
-    """What was built, hidden from Keras's attribute tracking."""
-
-    def __init__(self) -> None:
-        self.variables: list = []
-        self.shapes: list[tuple[int, ...]] = []
-        self.channels: list[Channel] = []
-        self.moments: list[tuple[tf.Variable, tf.Variable]] = []
-        self.control: control.Control | None = None
-        self.metadata: Metadata | None = None
-        self.local: LocalState | None = None
-        self.early: list[tf.Tensor] = []  # what a delayed exchange resulted in
-        self.moving: list = []  # of each variable: None where it has no gradient
-        self.synchronizing: Any = None
-
-
-class OneBitAdamMixin(OneBitStepMixin, OneBitRuleMixin):
+class OneBitAdamMixin(OneBitBuildMixin, OneBitStepMixin):
     r"""Adam for several processes that sends one bit per element of a dense variable.
 
     It averages over the ranks itself, through `OneBitExchange`, and keeps all ranks
@@ -218,7 +197,7 @@ class OneBitAdamMixin(OneBitStepMixin, OneBitRuleMixin):
         self.gamma, self.boundaries = tuple(gamma), tuple(boundaries)
         self.local_steps = int(local_steps)
         self.local_steps_doubling = local_steps_doubling
-        self._exchange = _State()
+        self._exchange = State()
         self._exchange.compression = compression
         self._exchange.process_set = process_set
 
@@ -295,80 +274,13 @@ class OneBitAdamMixin(OneBitStepMixin, OneBitRuleMixin):
             )
         self._exchange.process_set = process_set
 
-    def _built_exchange(self) -> _State:
+    def _built_exchange(self) -> State:
         if not self._exchange.channels:
             raise ValueError(
                 f"optimizer '{self.name}' must be built first: call "
                 "build(trainable_variables)"
             )
         return self._exchange
-
-    # ---- building ------------------------------------------------------------------
-
-    def _build_collective(self, variables: list) -> None:
-        state, adapter = self._exchange, self._adapter
-        world = state.world = World(state.process_set)
-        name = state.name = unique_name("onebit_adam")
-        paths = [adapter.path_of(v) for v in variables]
-        state.shapes = [tuple(v.shape) for v in variables]
-        policy = self.compression.policy
-        ways = [policy.way(p, s) for p, s in zip(paths, state.shapes)]
-        feedback = self.compression.feedback
-        check_delay(feedback, zip(paths, ways))
-        check_intervals(self.local_steps, zip(paths, ways))
-        with watch.watched(world, f"{name}_agreement", self.timeout):
-            control.agree(
-                world,
-                name,
-                [f"OneBitAdam {self._settings()}"]
-                + [
-                    f"{p} {s} {v.dtype}, {w.bits} bits every {w.interval} {w.group}"
-                    for p, s, v, w in zip(paths, state.shapes, variables, ways)
-                ],
-            )
-        state.watch = watch.Watch(world, name, self.timeout)
-        with tf.init_scope():
-            # Rank-local and not state: saved nowhere.
-            state.weight = tf.Variable(1.0, trainable=False, name="step_weight")
-        state.paths, state.variables = paths, list(variables)
-        state.steps = self._add_state(f"{name}_steps", 1, tf.int64)
-        state.skipped = self._add_state(f"{name}_skipped_steps", 1, tf.int64)
-        if self.warmup_steps == "auto":
-            state.settled = self._add_state(f"{name}_frozen_at", 1, tf.int64)
-            state.norm = self._add_state(f"{name}_norm", 1, tf.float64)
-        for way in sorted(set(ways)):
-            members = [i for i, w in enumerate(ways) if w == way]
-            state.channels.append(self._channel(way, members))
-            elements = state.channels[-1].elements
-            label = state.channels[-1].name
-            state.moments.append(
-                (
-                    self._add_state(f"{label}_first_moment", elements, tf.float32),
-                    self._add_state(f"{label}_second_moment", elements, tf.float32),
-                )
-            )
-        if feedback.measures:
-            state.metadata = Metadata(
-                state.channels,
-                feedback.adaptive_rate,
-                feedback.adaptive_bits,
-                name,
-                self._add_state,
-            )
-        if self.local_steps > 1:
-            state.local = LocalState(state.channels, name, self._add_state)
-
-    def _channel(self, way: Way, members: list[int]) -> Channel:
-        state = self._exchange
-        return Channel(
-            members,
-            [state.shapes[m] for m in members],
-            way,
-            self.compression.feedback,
-            state.world,
-            name_of(state.name, way),
-            self._add_state,
-        )
 
     # ---- config ----------------------------------------------------------------------
 

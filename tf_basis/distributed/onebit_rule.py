@@ -111,7 +111,7 @@ class OneBitRuleMixin:
         for i, mean in zip(sliced, means):
             shape = state.shapes[i]
             dense = tf.math.unsorted_segment_sum(mean.values, mean.indices, shape[0])
-            out[i] = _Averaged(tf.reshape(dense, shape))
+            out[i] = Averaged(tf.reshape(dense, shape))
         return out
 
     def _step_channel(self, channel, moments, gradients, before) -> None:
@@ -128,9 +128,9 @@ class OneBitRuleMixin:
                 self._step_exactly(moments, targets, mean, turn + 1)
             else:
                 self._step_compressed(channel, moments, targets, pieces, turn)
-            return _done()
+            return done()
 
-        channel.when_due(pieces, before, go, _done)
+        channel.when_due(pieces, before, go, done)
 
     def _targets(self, channel: Channel, gradients: list) -> list[Target]:
         """The channel's variables that have gradients."""
@@ -146,8 +146,8 @@ class OneBitRuleMixin:
 
     def _pieces(self, channel: Channel, gradients: list) -> tuple[Pieces, bool]:
         """The channel's vector, and whether it has been averaged already."""
-        averaged = [m for m in channel.members if isinstance(gradients[m], _Averaged)]
-        plain = [g.value if isinstance(g, _Averaged) else g for g in gradients]
+        averaged = [m for m in channel.members if isinstance(gradients[m], Averaged)]
+        plain = [g.value if isinstance(g, Averaged) else g for g in gradients]
         sums = channel.accumulated is not None
         if not averaged or sums or channel.exchange is not None:
             # Equal on all ranks, it is what each rank puts in, and its own mean.
@@ -193,15 +193,15 @@ class OneBitRuleMixin:
         def warm_up() -> tf.Tensor:
             mean = channel.full_precision(pieces)
             self._step_exactly(moments, targets, mean, step)
-            return _done()
+            return done()
 
         def frozen() -> tf.Tensor:
             self._step_frozen(channel, moments, targets, pieces, turn, last_turn)
-            return _done()
+            return done()
 
         def corrected() -> tf.Tensor:
             self._step_corrected(channel, moments, targets, pieces, turn)
-            return _done()
+            return done()
 
         tf.cond(warm, warm_up, frozen if self.moments == "frozen" else corrected)
 
@@ -210,6 +210,10 @@ class OneBitRuleMixin:
         last = self._frozen_at()
         # At least one, for there must be a variance.
         return tf.where(last > 0, tf.maximum(last // interval, 1), last)
+
+    def _is_warm(self, turn: tf.Tensor, interval: int) -> tf.Tensor:
+        last_turn = self._last_turn(interval)
+        return tf.equal(last_turn, 0) | (turn < last_turn)
 
     def _scales(self, turn: tf.Tensor, last_turn: tf.Tensor) -> Scales:
         rate, decay = self._rates()
@@ -229,7 +233,7 @@ class OneBitRuleMixin:
             message = exchange.message(pieces, first, self.beta_1, bits)
             form = {"bits": bits, "block": exchange.block}
             onebit_ops.step_frozen(first, second, message, targets, scales, **form)
-            return _done()
+            return done()
 
         def sent() -> tf.Tensor:
             return exchange.with_bits(step)
@@ -239,81 +243,9 @@ class OneBitRuleMixin:
             m = first.assign(channel.exchange.flush(mine), read_value=True)
             delta = onebit_ops.change(m, second, scales)
             onebit_ops.move(targets, delta, scales.decay)
-            return _done()
+            return done()
 
         channel.unless_reset(turn, sent, flushed)
-
-    # ---- delayed: the exchange first, the step when the ranks have agreed on it ----
-
-    def _delayed(self, channel: Channel, moments: tuple) -> tf.Tensor:
-        """What the exchange of the step before results in: a mean, or momentum."""
-        turn = tf.reshape(self._exchange.steps, [])
-        pieces = [tf.identity(channel.pending)]
-        if channel.exchange is None:
-            return channel.averaged(pieces)
-
-        def exchanged() -> tf.Tensor:
-            if self.moments == "corrected":
-                return channel.quantised(pieces, turn)
-            keep = self.beta_1
-            mine = [keep * moments[0] - (keep - 1) * pieces[0]]
-            return channel.quantised(mine, turn)
-
-        warm = self._is_warm(turn, 1)
-        return tf.cond(warm, lambda: channel.full_precision(pieces), exchanged)
-
-    def _is_warm(self, turn: tf.Tensor, interval: int) -> tf.Tensor:
-        last_turn = self._last_turn(interval)
-        return tf.equal(last_turn, 0) | (turn < last_turn)
-
-    def _step_delayed(self, channel, moments, gradients, turn, early) -> None:
-        plain = [g.value if isinstance(g, _Averaged) else g for g in gradients]
-        channel.delay(channel.pieces(plain))
-        targets = self._targets(channel, gradients)
-        if not targets:
-            return
-        first, second = moments
-
-        def exactly() -> tf.Tensor:
-            self._step_exactly(moments, targets, early, turn + 1)
-            return _done()
-
-        def frozen() -> tf.Tensor:
-            scales = self._scales(turn, self._last_turn(1))
-            m = first.assign(early, read_value=True)
-            delta = onebit_ops.change(m, second, scales)
-            onebit_ops.move(targets, delta, scales.decay)
-            return _done()
-
-        def corrected() -> tf.Tensor:
-            self._move_corrected(moments, targets, early, turn + 1)
-            return _done()
-
-        if channel.exchange is None:
-            exactly()
-            return
-        after = frozen if self.moments == "frozen" else corrected
-        tf.cond(self._is_warm(turn, 1), exactly, after)
-
-    def put_back(self) -> None:
-        """The step is skipped: what was exchanged is exchanged once more."""
-        state = self._exchange
-        turn = tf.reshape(state.steps, [])
-        for channel, (first, _), early in zip(
-            state.channels, state.moments, state.early
-        ):
-            if channel.exchange is None or self.moments == "corrected":
-                channel.pending.assign(early)
-                continue
-            channel.pending.assign(
-                tf.cond(
-                    self._is_warm(turn, 1),
-                    lambda early=early: early,
-                    lambda early=early, first=first: (
-                        (early - self.beta_1 * first) / (1 - self.beta_1)
-                    ),
-                )
-            )
 
     # ---- corrected -----------------------------------------------------------------
 
@@ -391,7 +323,7 @@ class OneBitRuleMixin:
         state.norm.assign(tf.reshape(norm, [1]))
 
 
-class _Averaged:
+class Averaged:
     """A gradient that all ranks have alike."""
 
     def __init__(self, value: tf.Tensor) -> None:
@@ -404,6 +336,6 @@ def _correction(beta: float, step: tf.Tensor) -> tf.Tensor:
     return tf.cast(1 - power, tf.float32)
 
 
-def _done() -> tf.Tensor:
+def done() -> tf.Tensor:
     """What a branch of a condition returns that has done its work."""
     return tf.constant(0)

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from tf_basis.adapters import tracking
 from tf_basis.distributed import control
+from tf_basis.distributed.onebit_delay import OneBitDelayMixin
 from tf_basis.distributed.onebit_local import OneBitLocalMixin
 
 
-class OneBitStepMixin(OneBitLocalMixin):
+class OneBitStepMixin(OneBitLocalMixin, OneBitDelayMixin):
     """Hooks of the adapter and of `DistributedOptimizer`; see `OneBitAdamMixin`."""
 
     @contextlib.contextmanager
