@@ -71,8 +71,18 @@ STARTED_ON_KERAS3 = {
     "test_balanced.py": "checks",
     "test_debugging.py": "checks",
     "test_distributed_checkpoint.py": "nursery",
+    "test_distributed_optimizer.py": "checks",
+    "test_onebit_options.py": "checks",
     "test_sparse_replicas.py": "flavor",
 }
+SLOW_ON_TF_KERAS = (
+    "test_eager_graph_and_xla_agree",
+    "test_keras_file_resumes_in_a_new_process",
+    "test_mirrored_replicas_grow_alike",
+    "test_peak_memory_of_a_step_on_a_large_table",
+    "test_rows_behind_int32_in_the_twin",
+    "test_steps_that_the_optimizer_compiles_itself",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
@@ -99,6 +109,7 @@ def pytest_collection_modifyitems(config, items):
         else:
             again = name.startswith(WITHOUT_KERAS)
             again |= STARTED_ON_KERAS3.get(name) in item.fixturenames
+            again |= item.name.startswith(SLOW_ON_TF_KERAS)
         if again or (twin and name.startswith(OF_MODELS)):
             item.add_marker(pytest.mark.long)
         (done if other and active == "tf_keras" else kept).append(item)
