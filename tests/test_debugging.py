@@ -62,6 +62,12 @@ def test_overflow_warns_once_where_it_is(checks):
     assert "raise clip_value" in message and second["clipped"][0] > 0
 
 
+def test_shadow_rows_are_exact_on_several_ranks(checks):
+    first, second = checks["shadow_rows_have_the_gradients_of_all_ranks"]
+    assert first == second and first["rows"] == 12
+    assert first["update_error"]["max"] < 1e-5
+
+
 # ---- one process ----------------------------------------------------------------
 
 NAN, INF = float("nan"), float("inf")

@@ -10,6 +10,7 @@ import tensorflow as tf
 from helpers import to_numpy
 from horovod_rank import check, error_of
 
+import tf_basis
 from tf_basis import BasisAdam, distributed
 
 keras = tf.keras
@@ -126,3 +127,12 @@ def overflow_warns_the_rank_that_has_it():
         fit(model, own, scale=1e4 if hvd.rank() else 1.0)
     messages = [str(w.message) for w in seen if "clip_value" in str(w.message)]
     return {"messages": messages, "clipped": list(own.clipped.values())}
+
+
+@check
+def shadow_rows_have_the_gradients_of_all_ranks():
+    owners = BasisAdam(0.02, tables="embed", num_buckets=30)
+    model = make_model(distributed.DistributedOptimizer(owners))
+    watch = tf_basis.CollisionReport(shadow_rows=12)
+    fit(model, distributed.BroadcastCallback(), watch)
+    return watch.last.tables[0]["shadows"]

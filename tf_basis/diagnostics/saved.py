@@ -217,6 +217,7 @@ def _read_state(path: Path, model: Any) -> None:
     parts = {name: part for name, part in parts.items() if name in names}
     status = tf.train.Checkpoint(**parts).read(prefix)
     status.assert_existing_objects_matched()
+    status.expect_partial()  # that there is a counter of saves does not matter
     if not int(tf.convert_to_tensor(parts_of(model.optimizer)[0].iterations)):
         raise ValueError(
             f"'{path}' has no state of an optimizer that has taken a step under "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,17 +26,16 @@ from tf_basis.rules.bucket import clip_rows
 from tf_basis.transfer import view_of_rows
 
 ROWS_RULE = hyperparameters.integer("of at least 1", lambda v: v >= 1)
-_NONE = 1 << 62  # above all hashes
 
 
 class ShadowRows:
     """Tracks the exact state of a few rows of every compressed table.
 
-    The rows are the first that are seen: of the distinct rows of a step, those with the
-    smallest hash, until there are enough. So frequent rows are the likelier ones, and
-    the same seed gives the same rows. Where the optimizer has taken steps before, a row
-    starts from what it sees in its bucket when it is chosen, and what counts is how the
-    two part from there.
+    The rows are the first that are seen. Of a step with more rows than are wanted they
+    are drawn, by a hash, with chances as their occurrences in it, each row once: so
+    there are frequent rows among them, and the same seed gives the same rows. Where the
+    optimizer has taken steps before, a row starts from what it sees in its bucket when
+    it is chosen, and what counts is how the two part from there.
 
     A `tf.function` that was traced before `attach` or `detach` must be traced again:
     `tf_basis.retrace(model)` for `fit`.
@@ -210,13 +210,20 @@ class _State:
         place = tf.minimum(tf.searchsorted(known, ordered), size - 1)
         is_known = tf.gather(known, place) == ordered
         usable = first & ~is_known & (ordered >= 0) & (ordered < n_rows)
+        runs = tf.cumsum(tf.cast(first, tf.int32)) - 1
+        times = tf.math.unsorted_segment_sum(
+            tf.ones_like(runs), runs, tf.shape(runs)[0]
+        )
+        # The first of a race in which each occurrence of a row runs once.
         hashes = hash_ops.murmur3_twin(tf.maximum(ordered, 0), seed)
-        hashes = tf.where(usable, tf.cast(hashes, tf.int64), _NONE)
-        order = tf.argsort(hashes, stable=True)[:size]
-        candidates, hashes = tf.gather(ordered, order), tf.gather(hashes, order)
+        chance = (tf.cast(hashes, tf.float64) + 0.5) * 2.0**-32
+        finish = -tf.math.log(chance) / tf.cast(tf.gather(times, runs), tf.float64)
+        finish = tf.where(usable, finish, tf.constant(math.inf, tf.float64))
+        order = tf.argsort(finish, stable=True)[:size]
+        candidates, finish = tf.gather(ordered, order), tf.gather(finish, order)
         number = tf.range(size) - self.filled  # of the candidate for each place
         at = tf.clip_by_value(number, 0, size - 1)
-        taken = (number >= 0) & (tf.gather(hashes, at) < _NONE)
+        taken = (number >= 0) & tf.math.is_finite(tf.gather(finish, at))
         rows = tf.where(taken, tf.gather(candidates, at), self.rows)
         return rows, self.filled + tf.reduce_sum(tf.cast(taken, tf.int32))
 
