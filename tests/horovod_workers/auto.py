@@ -86,7 +86,7 @@ def decided_by_the_slowest():
 def a_tape_decides_too():
     (kernel, _), mine = variables(), 1.0 + hvd.rank()
 
-    @tf.function
+    @tf.function(autograph=False)
     def gradient():
         with tf.GradientTape() as tape:
             y = mine * tf.reduce_sum(tf.convert_to_tensor(kernel))
