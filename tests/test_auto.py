@@ -37,16 +37,15 @@ def test_the_config_holds_the_decision(checks):
 
 def test_ranks_that_measure_unlike_decide_alike_by_the_slowest(checks):
     first, second = checks["decided_by_the_slowest"]
-    for (choice, moved), (theirs, _), expected in zip(
-        first, second, ["onebit", "fp16", "none"]
-    ):
+    for (choice, moved), (theirs, _), expected in zip(first, second, ["fp16", "none"]):
         assert choice == theirs and choice.compression == expected
         np.testing.assert_allclose(moved, -1.5, rtol=1e-6)
-    assert first[0][0].seconds == {"none": 90, "fp16": 80, "onebit": 20}
+    assert first[0][0].seconds == {"none": 90, "fp16": 20, "onebit": 18}
 
 
 def test_a_tape_decides_too(checks):
     for found in checks["a_tape_decides_too"]:
+        # Of 1 bit: the mean of gradients that are alike, to the rounding of scales.
         np.testing.assert_allclose(found, 1.5, rtol=1e-6)
 
 
