@@ -170,6 +170,7 @@ def tower_step(
             raise RuntimeError("a step was skipped: it costs nothing, do not count")
         return result
 
+    call.optimizer = optimizer
     return call
 
 

@@ -155,6 +155,13 @@ def main(argv: list[str] | None = None) -> int:
     if ONE_BIT in by_name and found["quality"]:
         worst = min(lines, key=lambda line: line["quality"]["auc"][0])
         print(f"\nLowest AUC: {worst['option']}, {worst['quality']['auc'][0]:.4f}")
+    for name, each in (found["cost"] or {}).items():
+        sent, plain = each["scales"]
+        if plain:
+            print(
+                f"{name}: scales deflated to {sent / plain:.1%} of their bytes, "
+                f"{plain / sent:.2f} to 1"
+            )
     document = {
         "settings": {k: v for k, v in vars(args).items() if k != "json"},
         "options": lines,

@@ -103,8 +103,23 @@ def cost(settings: dict[str, Any], hvd: Any) -> dict[str, Any]:
             timed.measure(settings["calls"], hvd, tf)
         everyone = hvd.allgather_object(timed.seconds)
         found[name] = {"seconds": everyone, "bytes": timed.bytes}
+        found[name]["scales"] = scale_bytes(call.optimizer)
         tf.keras.backend.clear_session()
     return found
+
+
+def scale_bytes(optimizer: Any) -> list[float]:
+    """Bytes of scales as this rank sent them, and before they were deflated."""
+    from tf_basis.distributed.residuals import exchangers
+
+    sent = plain = 0.0
+    for _, part in exchangers(optimizer):
+        for channel in part.channels:
+            if channel.exchange is not None:
+                for amplitudes in channel.exchange.amplitudes.values():
+                    sent += float(amplitudes.traffic[0])
+                    plain += float(amplitudes.traffic[1])
+    return [sent, plain]
 
 
 def main() -> None:
