@@ -47,6 +47,7 @@ WITHOUT_KERAS = (
     "test_install.py",
     "test_movielens_data.py",
     "test_onebit_exchange.py",
+    "test_onebit_messages.py",
     "test_onebit_step.py",
     "test_policy.py",
     "test_quantize.py",
