@@ -155,6 +155,13 @@ def main(argv: list[str] | None = None) -> int:
     if ONE_BIT in by_name and found["quality"]:
         worst = min(lines, key=lambda line: line["quality"]["auc"][0])
         print(f"\nLowest AUC: {worst['option']}, {worst['quality']['auc'][0]:.4f}")
+    for run in (found["quality"] or {"runs": []})["runs"]:
+        for group, numbers in run["quantization"].items():
+            print(
+                f"{run['optimizer']}, seed {run['seed']}, {group} at the end: "
+                f"relative error {numbers['relative_error']:.3f}, "
+                f"{numbers['bits']:.0f} bits"
+            )
     for name, each in (found["cost"] or {}).items():
         sent, plain = each["scales"]
         if plain:

@@ -114,6 +114,7 @@ def train(
         raise RuntimeError(f"{name}: ranks have drifted apart: {everyone}")
     run = {"optimizer": name, "rate": rate, "seed": seed, "steps": total_steps}
     if rank == 0:
+        run["quantization"] = optimizer.quantization_statistics
         test = slice(clicks.n_train, len(clicks.label))
         logit = scores(model, clicks, test)
         run["auc"] = auc(clicks.label[test], logit)

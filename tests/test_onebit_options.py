@@ -103,10 +103,12 @@ def test_local_steps(checks, case):
     }.get(case)
 
 
-def test_local_steps_of_full_precision(checks):
-    results = checks["local_steps_of_all_bits"]
+@pytest.mark.parametrize("bits", [16, 32])
+def test_local_steps_of_more_bits(checks, bits):
+    results = [r[bits] for r in checks["local_steps_of_more_bits"]]
     assert equal([r["digests"] for r in results])
-    assert all(r["worst"] < 1e-5 for r in results)
+    for result in results:
+        assert result["worst"] < 0.05 * result["moved"]  # a rounding of variables
 
 
 def test_bad_settings(checks):

@@ -255,9 +255,8 @@ SETTINGS = {"block": BLOCK, "epsilon": 1e-3, "beta_1": 0.8, "beta_2": 0.99}
 
 
 def one_bit(**more):
-    policy = more.pop("policy", ALL)
+    policy, rate = more.pop("policy", ALL), more.pop("rate", 0.02)
     decay = more.get("weight_decay", 0.0)
-    rate = 0.02
     make = lambda: distributed.OneBitAdam(  # noqa: E731
         rate, warmup_steps=3, policy=policy, **SETTINGS, **more
     )
@@ -328,11 +327,14 @@ def local_steps():
 
 
 @check
-def local_steps_of_all_bits():
-    """Variables of 32 bits go alone too."""
-    make, expected = one_bit(local_steps=3, policy=[(".*", 32)])
-    expected.exchange.average = lambda given: given.mean(axis=0)
-    return follow(make, expected)
+def local_steps_of_more_bits():
+    """Variables of 16 and 32 bits go alone too, at rates too small for float16."""
+    results = {}
+    for bits in (16, 32):
+        make, expected = one_bit(local_steps=3, policy=[(".*", bits)], rate=1e-6)
+        expected.exchange.average = lambda given: given.mean(axis=0)
+        results[bits] = follow(make, expected)
+    return results
 
 
 @check

@@ -250,11 +250,13 @@ class OneBitLocalMixin:
         state, local = self._exchange, self._exchange.local
         first, second = state.moments[number]
         turn = tf.reshape(state.steps, []) - 1
-        drift = [control.scaled(tf.identity(local.drifts[number]), factor)]
+        drift = control.scaled(tf.identity(local.drifts[number]), factor)
         if channel.exchange is None:
-            mean = channel.averaged(drift)
+            # As large as momentum: times the rate it may be too small for float16.
+            scale = local.scales[0]
+            mean = channel.averaged([tf.math.divide_no_nan(drift, scale)]) * scale
         else:
-            mean = channel.quantised(drift, turn)
+            mean = channel.quantised([drift], turn)
         first.assign(tf.math.divide_no_nan(mean, local.scales[0]))
         scales = self._scales(turn, self._last_turn(1))
         one = Scales(tf.constant(1.0), scales.root, scales.decay, scales.epsilon)
