@@ -1,10 +1,11 @@
 """Calls the ops of the library with arguments at random; a program of its own.
 
-    python random_calls.py CALLS SEED PROGRESS_FILE
+    python random_calls.py CALLS SEED PROGRESS_FILE [FIRST]
 
 Every call starts from arguments that fit and spoils none to three of them. It must
 succeed or raise; where it raises, no variable may have changed. The number of the call
-that runs is kept in the progress file, for a call that ends the process says nothing.
+that runs is kept in the progress file, for a call that ends the process says nothing;
+with CALLS 1 and it as FIRST it runs again.
 """
 
 from __future__ import annotations
@@ -267,7 +268,7 @@ class Caller:
         choice = self.rng.integers(9)
         if choice == 0:
             return tf.stack([good, good])
-        if choice == 1:
+        if choice == 1 and good.shape.num_elements() == 1:
             return tf.reshape(good, [1])[: self.rng.integers(2)]
         if choice == 2:  # has no value
             return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[8])
@@ -295,10 +296,10 @@ class Caller:
             return good[: self.rng.integers(len(good) + 1)]
         if choice == 3 and good.shape.rank:
             return tf.concat([good, good], 0)
-        array = good.numpy().copy()
+        array = np.array(good.numpy())
         if not numeric or not array.size:
             return tf.zeros([0], good.dtype)
-        real = np.issubdtype(array.dtype, np.floating)
+        real = good.dtype.is_floating
         worst = self.pick(REALS if real else NUMBERS)
         if not real:
             limits = np.iinfo(array.dtype)
@@ -311,7 +312,7 @@ def bits_of(variables) -> list[bytes]:
     return [v.numpy().tobytes() for v in variables]
 
 
-def main(calls: int, seed: int, progress: str) -> None:
+def main(calls: int, seed: int, progress: str, first: int = 0) -> None:
     faulthandler.enable()
     library = loader.library()
     prefix = "tf_basis_"
@@ -319,7 +320,7 @@ def main(calls: int, seed: int, progress: str) -> None:
     ops = sorted(n for n in ops if not n.endswith("_eager_fallback"))
     done, refused = collections.Counter(), collections.Counter()
     file = os.open(progress, os.O_WRONLY | os.O_CREAT)
-    for number in range(calls):
+    for number in range(first, first + calls):
         rng = np.random.default_rng([seed, number])
         caller = Caller(rng)
         op = ops[number % len(ops)]
@@ -341,4 +342,4 @@ def main(calls: int, seed: int, progress: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))

@@ -66,7 +66,7 @@ def check_messages(vector, clip):
 MESSAGES = (vectors(), st.none() | st.floats(2**-10, 128, width=32))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(*MESSAGES)
 def test_messages(vector, clip):
     check_messages(vector, clip)
@@ -105,7 +105,7 @@ PACKED = (
 )
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(*PACKED)
 def test_packing(counts, form, seed, with_scales):
     check_packing(counts, form, seed, with_scales)
@@ -166,7 +166,7 @@ def check_steps(rule, seed):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(rules(), SEEDS)
 def test_steps(rule, seed):
     check_steps(rule, seed)
