@@ -7,10 +7,13 @@ JOBS ?= 2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCHMARKS ?= benchmarks/step_time.py
+SANITIZE_PROBLEMS ?= 20000
+FUZZ_SECONDS ?= 600
 
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check
+CC_TESTS := $(sort $(wildcard tests/cc/*.cc tests/cc/*.h))
 CXX_FILES := $(sort $(shell find tf_ops/cc -name '*.cc' -o -name '*.h'))
 LIBRARY := tf_basis/ops/_tf_basis_ops.so tf_basis/ops/build_info.json
 
@@ -20,7 +23,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test test-long horovod docs lint format bench clean distclean \
-  system FORCE
+  system sanitize fuzz FORCE
 
 help:
 	@echo 'make demo       set up, build, fetch MovieLens-100K, run the main example'
@@ -28,6 +31,8 @@ help:
 	@echo 'make test-long  the same and the long tests'
 	@echo 'make horovod    build Horovod for the TensorFlow in .venv (make test does)'
 	@echo 'make docs       build the documentation in build/docs, run its examples'
+	@echo 'make sanitize   the C++ core under the address, undefined and thread sanitizers'
+	@echo 'make fuzz       libFuzzer on the C++ core, FUZZ_SECONDS=600 for each target'
 	@echo 'make bench      run the benchmarks (BENCH_ARGS)'
 	@echo 'make lint       ruff and clang-format, changing nothing'
 	@echo 'make format     ruff and clang-format, changing files'
@@ -140,17 +145,54 @@ docs: $(VENV)/.stamp-docs $(VENV)/.stamp-package $(VENV)/.stamp-horovod
 	$(READ) docs/run_examples.py
 	@echo 'read build/docs/index.html'
 
+# ---- robustness of the C++ core, without TensorFlow -------------------------------
+
+CORE_FLAGS := -std=c++17 -O1 -g -fno-sanitize-recover=all -ffp-contract=off -pthread \
+  -Wall -Wextra -Werror -I tf_ops/cc
+CORE_FILES := $(sort $(wildcard tf_ops/cc/core/*.h tests/cc/*.h))
+FUZZED := $(patsubst tests/cc/fuzz_%.cc,%,$(sort $(wildcard tests/cc/fuzz_*.cc)))
+
+build/sanitize/address: SANITIZERS := address,undefined
+build/sanitize/thread: SANITIZERS := thread
+build/sanitize/%: tests/cc/exercise_core.cc $(CORE_FILES)
+	@mkdir -p $(@D)
+	$${CXX:-g++} $(CORE_FLAGS) -fsanitize=$(SANITIZERS) $< -o $@
+
+# Half as many problems under the thread sanitizer, and others.
+sanitize: build/sanitize/address build/sanitize/thread
+	build/sanitize/address $(SANITIZE_PROBLEMS) 1
+	build/sanitize/thread $$(($(SANITIZE_PROBLEMS) / 2)) 1000000
+
+# libFuzzer comes with clang, which nothing else needs.
+build/fuzz/%: tests/cc/fuzz_%.cc $(CORE_FILES)
+	@mkdir -p $(@D)
+	@command -v clang++ >/dev/null || { test "$$(id -u)" = 0 \
+	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	       --no-install-recommends clang; } \
+	  || { echo 'missing here; install, then run make again: clang' >&2; exit 1; }
+	clang++ $(CORE_FLAGS) -fsanitize=fuzzer,address,undefined $< -o $@
+
+# What was found lies in build/fuzz/NAME.found, and is run first the next time.
+fuzz: $(addprefix build/fuzz/,$(FUZZED))
+	@for name in $(FUZZED); do \
+	  echo "== $$name"; \
+	  mkdir -p build/fuzz/$$name.corpus build/fuzz/$$name.found; \
+	  build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -timeout=60 -max_len=4096 \
+	    -verbosity=0 -print_final_stats=1 -artifact_prefix=build/fuzz/$$name.found/ \
+	    build/fuzz/$$name.corpus build/fuzz/$$name.found || exit 1; \
+	done
+
 # ---- style ----------------------------------------------------------------------
 
 lint: $(VENV)/.stamp-lint
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES) $(CC_TESTS)
 
 format: $(VENV)/.stamp-lint
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
-	$(VENV)/bin/clang-format -i $(CXX_FILES)
+	$(VENV)/bin/clang-format -i $(CXX_FILES) $(CC_TESTS)
 
 clean:
 	rm -rf build dist *.egg-info $(LIBRARY) .pytest_cache .ruff_cache .hypothesis

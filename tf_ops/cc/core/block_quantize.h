@@ -198,7 +198,7 @@ TF_BASIS_WIDE int64_t QuantizeBlocks(const BlockLayout& layout,
     Int4 changed = {};
     const auto fill = [&](int64_t i, Float4* x) {
       float rest[kGroup], more[kGroup];
-      const float *from = v + i, *old = m + i;
+      const float *from = v + i, *old = kMomentum ? m + i : nullptr;
       if (i + kGroup > count) {
         from = Padded(from, count - i, rest);
         if (kMomentum) old = Padded(old, count - i, more);
@@ -286,7 +286,7 @@ template <int kBits>
 TF_BASIS_WIDE void SumBlocks(const BlockLayout& layout, const float* residual,
                              const uint8_t* message, BlockSums* sums,
                              int64_t begin, int64_t end) {
-  std::vector<float> q(layout.block);
+  std::vector<float> q(std::min(layout.block, layout.elements));
   for (int64_t b = begin; b < end; ++b) {
     const int64_t count = layout.length(b);
     DecodeBlock<kBits>(layout, message + b * layout.stride(), count, q.data());

@@ -52,7 +52,9 @@ class BucketAccess {
   int64_t Missed(int64_t bucket) const {
     if (state_.last_step == nullptr || state_.bucket_steps[bucket] == 0)
       return 0;
-    return std::max<int64_t>(rule_.step - state_.last_step[bucket] - 1, 0);
+    // Within bounds, or a step out of all reason would overflow here.
+    const int64_t step = std::clamp<int64_t>(rule_.step, 0, int64_t{1} << 62);
+    return std::max<int64_t>(step - state_.last_step[bucket] - 1, 0);
   }
 
   RoundingKey Key(uint32_t slot, int64_t row, int64_t step) const {

@@ -217,7 +217,7 @@ class BucketStepper : public BucketMoments {
       if (votes > 0 && groups_.rows[members[k]].row == leader) at = k;
     }
     if (at < bucket.count) {
-      votes = std::min(votes + 1, Leaders::kMostVotes);
+      votes = std::min(votes, Leaders::kMostVotes - 1) + 1;
     } else if (votes > 0) {
       --votes;
     } else {

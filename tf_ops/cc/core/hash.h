@@ -87,9 +87,11 @@ inline int64_t JumpHash(uint64_t key, int64_t buckets) {
   while (next < buckets) {
     bucket = next;
     key = key * 2862933555777941757ull + 1;
-    next = static_cast<int64_t>(static_cast<double>(bucket + 1) *
-                                (static_cast<double>(int64_t{1} << 31) /
-                                 static_cast<double>((key >> 33) + 1)));
+    const double jump = static_cast<double>(bucket + 1) *
+                        (static_cast<double>(int64_t{1} << 31) /
+                         static_cast<double>((key >> 33) + 1));
+    if (jump >= 0x1p63) break;  // no int64: past the last bucket of any table
+    next = static_cast<int64_t>(jump);
   }
   return bucket;
 }

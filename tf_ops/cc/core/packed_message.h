@@ -71,6 +71,36 @@ inline void FromPlanes(const uint8_t* in, int64_t bytes, uint8_t* out) {
   }
 }
 
+// A segment found in packed bytes.
+struct Segment {
+  uint8_t kind = kNoScales;
+  uint32_t length = 0;            // of what was sent of the scales
+  const uint8_t* sent = nullptr;  // that
+  const uint8_t* codes = nullptr;
+  int64_t bytes = 0;  // of all of it
+};
+
+enum class Parsed { kWhole, kCutOff, kBadKind };
+
+// Finds the segment at the start of `in`, which has `left` bytes. Whether what
+// was deflated is of the right length is left to whoever inflates it.
+inline Parsed ParseSegment(const BlockLayout& layout, const uint8_t* in,
+                           int64_t left, Segment* out) {
+  if (left >= kSegmentHeader) {
+    out->kind = in[0];
+    std::memcpy(&out->length, in + 1, sizeof(out->length));
+  }
+  out->bytes = kSegmentHeader + out->length + CodeBytes(layout);
+  if (left < out->bytes) return Parsed::kCutOff;
+  const bool fits = out->kind == kNoScales ? out->length == 0
+                    : out->kind == kScales ? out->length == ScaleBytes(layout)
+                                           : out->kind == kDeflated;
+  if (!fits) return Parsed::kBadKind;
+  out->sent = in + kSegmentHeader;
+  out->codes = out->sent + out->length;
+  return Parsed::kWhole;
+}
+
 inline void StoreHeader(SegmentKind kind, int64_t bytes, uint8_t* out) {
   out[0] = kind;
   const uint32_t length = static_cast<uint32_t>(bytes);

@@ -3,9 +3,11 @@
 #define TF_BASIS_KERNELS_MAPPING_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/hash.h"
+#include "core/mapping_check.h"
 #include "kernels/kernel_util.h"
 
 namespace tf_basis {
@@ -32,28 +34,11 @@ class MappingAttributes {
                        const tensorflow::Tensor& owner_rows,
                        const tensorflow::Tensor& owner_buckets,
                        RowMapping* out) const {
-    if (n_rows < 1 || num_buckets < 1 || num_buckets > n_rows ||
-        (num_buckets < n_rows && exclusive_rows_ >= num_buckets)) {
-      return InvalidArgument(
-          "exclusive_rows < num_buckets <= n_rows must hold, received ",
-          exclusive_rows_, ", ", num_buckets, " and ", n_rows);
-    }
     *out = {n_rows, num_buckets, exclusive_rows_, hashing_,
             seed_,  nullptr,     nullptr,         {}};
-    int64_t last = 0;
-    for (int64_t end : domains_) {
-      if (end <= last) {
-        return InvalidArgument("domains must ascend from above 0, received ",
-                               end, " after ", last);
-      }
-      last = end;
-    }
-    const int64_t hashed = n_rows - out->owners();
-    if (!domains_.empty() && last != hashed) {
-      return InvalidArgument("domains must end at the ", hashed,
-                             " hashed rows, received ", last);
-    }
     out->domains = domains_;
+    const std::string sizes = SizesError(*out);
+    if (!sizes.empty()) return InvalidArgument(sizes);
     if (owner_rows.shape() != owner_buckets.shape() || owner_rows.dims() != 1 ||
         (owner_rows.NumElements() > 0 &&
          owner_rows.NumElements() != exclusive_rows_)) {
@@ -69,16 +54,8 @@ class MappingAttributes {
     }
     out->owner_rows = owner_rows.flat<int64_t>().data();
     out->owner_buckets = owner_buckets.flat<int64_t>().data();
-    for (int64_t i = 0; i < exclusive_rows_; ++i) {
-      const int64_t row = out->owner_rows[i], bucket = out->owner_buckets[i];
-      if (row < 0 || row >= n_rows || bucket < 0 || bucket >= exclusive_rows_ ||
-          (i > 0 && row <= out->owner_rows[i - 1])) {
-        return InvalidArgument(
-            "owner_rows must be ascending rows and owner_buckets below "
-            "exclusive_rows, received row ",
-            row, " with bucket ", bucket);
-      }
-    }
+    const std::string owners = OwnersError(*out);
+    if (!owners.empty()) return InvalidArgument(owners);
     return absl::OkStatus();
   }
 

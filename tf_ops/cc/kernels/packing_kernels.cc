@@ -144,38 +144,32 @@ class UnpackMessageOp : public SegmentOp {
     uint8_t* out = message->flat<uint8_t>().data();
     for (const BlockLayout& layout : segments_) {
       const int64_t plain = ScaleBytes(layout);
-      uint32_t length = 0;
-      uint8_t kind = 0;
-      if (end - in >= kSegmentHeader) {
-        kind = in[0];
-        std::memcpy(&length, in + 1, sizeof(length));
-      }
-      const int64_t bytes = kSegmentHeader + length + CodeBytes(layout);
-      OP_REQUIRES(ctx, end - in >= bytes,
+      Segment segment;
+      const Parsed parsed = ParseSegment(layout, in, end - in, &segment);
+      OP_REQUIRES(ctx, parsed != Parsed::kCutOff,
                   InvalidArgument("packed must hold ", segments_.size(),
                                   " whole segments, received ",
                                   packed.NumElements(), " bytes"));
-      const uint8_t* sent = in + kSegmentHeader;
-      OP_REQUIRES(ctx,
-                  (kind == kNoScales && length == 0) ||
-                      (kind == kScales && length == plain) || kind == kDeflated,
-                  InvalidArgument("packed must have segments of the kinds 0 to "
-                                  "2, received kind ",
-                                  int{kind}, " of ", length, " bytes"));
+      OP_REQUIRES(
+          ctx, parsed != Parsed::kBadKind,
+          InvalidArgument("packed must have segments of the kinds 0 to "
+                          "2, received kind ",
+                          int{segment.kind}, " of ", segment.length, " bytes"));
       tensorflow::tstring inflated;
-      if (kind == kDeflated) {
-        OP_REQUIRES_OK(
-            ctx, Inflate({reinterpret_cast<const char*>(sent), length}, plain,
-                         &inflated));
+      if (segment.kind == kDeflated) {
+        OP_REQUIRES_OK(ctx,
+                       Inflate({reinterpret_cast<const char*>(segment.sent),
+                                segment.length},
+                               plain, &inflated));
         FromPlanes(reinterpret_cast<const uint8_t*>(inflated.data()), plain,
                    found);
-      } else if (kind == kScales) {
-        FromPlanes(sent, plain, found);
+      } else if (segment.kind == kScales) {
+        FromPlanes(segment.sent, plain, found);
       } else {
         std::memcpy(found, known, plain);
       }
-      JoinMessage(layout, found, sent + length, out);
-      in += bytes;
+      JoinMessage(layout, found, segment.codes, out);
+      in += segment.bytes;
       known += plain;
       found += plain;
       out += layout.message_bytes();

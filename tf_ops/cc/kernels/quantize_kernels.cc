@@ -91,6 +91,11 @@ class BlockOp : public OpKernel {
                            LockedVariables* locked) {
     std::vector<tensorflow::ResourceHandle> handles;
     for (const int i : inputs) {
+      if (ctx->input(i).NumElements() != 1) {
+        return InvalidArgument("input ", i,
+                               " must be one variable, received shape ",
+                               ctx->input(i).shape().DebugString());
+      }
       handles.push_back(ctx->input(i).scalar<tensorflow::ResourceHandle>()());
     }
     TF_RETURN_IF_ERROR(locked->Lock(ctx, handles));
