@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers import keras_of, load_golden, make_variable, to_numpy
 from reference import onebit_adam as reference
 
-from tf_basis import distributed
+from tf_basis import BasisAdam, distributed
 from tf_basis.adapters import flavor as flavors
 from tf_basis.distributed import DistributedOptimizer
 
@@ -232,3 +232,20 @@ def test_config_round_trip(flavor):
 def test_it_is_left_alone_by_the_wrapper(flavor):
     optimizer = make(flavor)
     assert DistributedOptimizer(optimizer, "onebit") is optimizer
+
+
+@pytest.mark.parametrize("options", [{}, {"delay": 1}, {"local_steps": 3}], ids=str)
+def test_a_model_of_tables_alone(options):
+    """Nothing is left for it, and it does nothing."""
+    keras = tf.keras
+    model = keras.Sequential(
+        [keras.Input((1,), dtype="int32"), keras.layers.Embedding(50, 1)]
+    )
+    model.add(keras.layers.Flatten())
+    inner = distributed.OneBitAdam(0.01, statistics=True, **options)
+    optimizer = BasisAdam(0.01, tables="embedding", dense_optimizer=inner)
+    model.compile(DistributedOptimizer(optimizer), "mse")
+    start = to_numpy(model.trainable_variables[0])
+    model.fit(np.arange(20)[:, None], np.ones([20, 1]), batch_size=10, verbose=0)
+    assert np.abs(to_numpy(model.trainable_variables[0]) - start)[:20].min() > 0
+    assert model.optimizer.quantization_statistics == {}

@@ -260,6 +260,9 @@ def test_count_unusable(backend, elements, rng):
     values[[i for i in range(min(elements, 50)) if i not in at]] = -1e37
     assert int(count_unusable(values)) == len(at)
     assert int(count_unusable(tf.reshape(values, [1, -1, 1]))) == len(at)
+    # Graphs are rewritten: `not a <= b` as `a > b`, which no NaN is.
+    traced = tf.function(count_unusable)
+    assert int(traced(tf.constant(values))) == len(at)
 
 
 # ---- variables and functions -------------------------------------------------------

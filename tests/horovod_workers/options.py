@@ -164,15 +164,17 @@ def adaptive_rate():
     }
 
 
+def wide_of(optimizer) -> tf.Tensor:
+    return optimizer._distribution.reducer.channels[0].exchange.wide[0]
+
+
 @check
 def adaptive_bits():
     settings = {"raise_above": 0.3, "lower_below": 0.2, "patience": 2}
     compression = distributed.OneBitCompression(
         ALL, block=BLOCK, adaptive_bits=settings, amplitude_interval=2
     )
-    variable, seen, _ = train_sgd(
-        compression, 16, see=lambda o: o.quantization_statistics["1bit"]["bits"]
-    )
+    variable, seen, _ = train_sgd(compression, 16, see=lambda o: 1.0 + int(wide_of(o)))
     theta, exchange = np.ones(ELEMENTS), reference.Exchange(ELEMENTS, SIZE, BLOCK, 2)
     streak, bits = 0, []
     for step in range(16):
@@ -338,6 +340,27 @@ def local_steps_of_more_bits():
 
 
 @check
+def settings_of_one_rank():
+    """All ranks hear what differs."""
+
+    def build(wrap, **settings):
+        optimizer = distributed.OneBitAdam(**settings)
+        if wrap:
+            adam = keras.optimizers.Adam(**settings)
+            optimizer = distributed.DistributedOptimizer(adam)
+        optimizer.build([new(np.ones(4), "theta")])
+
+    mine = hvd.rank() == 1
+    found = [error_of(build, False, local_steps=2 if mine else 1)]
+    if "keras.src" in keras.optimizers.Adam.__module__ and hasattr(
+        keras.optimizers.Adam(), "gradient_accumulation_steps"
+    ):
+        steps = {"gradient_accumulation_steps": 2 if mine else None}
+        found += [error_of(build, wrap, **steps) for wrap in (False, True)]
+    return found
+
+
+@check
 def bad_settings():
     weird = {
         "delay": {"delay": 2},
@@ -345,6 +368,8 @@ def bad_settings():
         "amplitude_interval": {"amplitude_interval": 0},
         "adaptive_bits": {"adaptive_bits": {"patience": 0}},
         "adaptive_rate": {"adaptive_rate": 0.5},
+        "flips": {"adaptive_bits": {"raise_above": 0.1, "lower_below": 0.5}},
+        "no_delay": {"staleness_decay": 0.5},
     }
     found = {
         name: error_of(distributed.OneBitCompression, **arguments)

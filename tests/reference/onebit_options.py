@@ -170,7 +170,7 @@ class OneBitAdam:
     def synchronize(self) -> None:
         ranks = len(self.theta)
         factors = self.weights * ranks / self.weights.sum()
-        mean = self.exchange.average(self.u * factors[:, None])
-        self.m[:] = mean / self.scales
-        self.theta = self.anchor * self.kept - mean / self._divisor()
+        mean = self.exchange.average(self.u / self.scales * factors[:, None])
+        self.m[:] = mean
+        self.theta = self.anchor * self.kept - self.scales * mean / self._divisor()
         self.since = 0

@@ -28,7 +28,7 @@ RULES = {
     "sparse_values": hyperparameters.choice(*rows.VALUES),
     "amplitude_interval": EXCHANGE_RULES["amplitude_interval"],
     "statistics": hyperparameters.flag,
-    "delay": hyperparameters.choice(0, 1),
+    "delay": hyperparameters.integer("of 0 or 1", lambda v: v in (0, 1)),
     "staleness_decay": hyperparameters.real("above 0, at most 1", lambda v: 0 < v <= 1),
 }
 
@@ -131,6 +131,11 @@ class OneBitCompression:
             "staleness_decay": staleness_decay,
         }
         hyperparameters.check_all({**settings, "sparse_values": sparse_values}, RULES)
+        if staleness_decay != 1 and not delay:
+            raise ValueError(
+                "staleness_decay must be 1 where delay is 0, received "
+                f"{staleness_decay}"
+            )
         self.policy, self.sparse_values = Policy.of(policy), sparse_values
         self.feedback = Feedback(
             **settings,

@@ -17,6 +17,7 @@ from tf_basis.distributed import control, residuals, watch
 from tf_basis.distributed.broadcast import broadcast_variables, native
 from tf_basis.distributed.callbacks import build
 from tf_basis.distributed.rank_state import ModelState, checked_optimizer
+from tf_basis.distributed.reducer import described
 from tf_basis.distributed.synchronize import synchronize
 from tf_basis.distributed.world import World, alone, unique_name
 
@@ -320,9 +321,9 @@ def _settings(optimizer: Any) -> list[str]:
     for owner, part in residuals.exchangers(optimizer):
         specs = getattr(part, "specs", None)
         if specs is None:
-            lines.append(f"OneBitAdam {owner._settings()}")
+            lines += [f"OneBitAdam {k}={v}" for k, v in owner._compared().items()]
         else:
-            lines.append(f"compression {part.compression.get_config()}")
+            lines += described(part.compression, {})
             lines += [s.described(w) for s, w in zip(specs, part.ways)]
     return lines
 

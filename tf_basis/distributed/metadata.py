@@ -81,6 +81,11 @@ def checked(argument: str, value: Any, cls: type) -> Any:
         )
     for name, setting in value._asdict().items():
         hyperparameters.check(f"{argument}.{name}", setting, _RULES[cls][name])
+    if cls is AdaptiveBits and value.lower_below >= value.raise_above:
+        raise ValueError(
+            f"{argument}.lower_below must be below raise_above, received "
+            f"{value.lower_below} and {value.raise_above}"
+        )
     return value
 
 
@@ -191,6 +196,8 @@ class Metadata:
         rows = self._last.numpy().reshape([-1, len(NAMES)]).tolist()
         found = {}
         for channel, row in zip(self.channels, rows):
+            if not any(row):
+                continue  # nothing has been quantised yet
             bits = channel.way.bits
             if channel.exchange.wide is not None:
                 bits = 1 + int(channel.exchange.wide[0])

@@ -60,10 +60,11 @@ class OneBitAdamMixin(OneBitBuildMixin, OneBitStepMixin):
     to `BasisAdam(dense_optimizer=OneBitAdam(...))`, inside `DistributedOptimizer`.
 
     With `local_steps` above 1 each rank steps alone between exchanges, with D the
-    divisor above and c = η/(1 − β1^t), and what is exchanged is the way it went, u_i:
+    divisor above, c = η/(1 − β1^t) and C = Σc since the last exchange, and what is
+    exchanged is the way it went, u_i:
 
         alone      m_i = β1·m_i + (1 − β1)·g_i;  u_i = u_i + c·m_i;  θ_i = θ_i − c·m_i/D
-        exchange   u = exchange(u_i);  m = u/Σc;  θ = θ of the last exchange − u/D
+        exchange   m = exchange(u_i/C);  θ = θ of the last exchange − C·m/D
 
     A variable without a gradient in a step keeps its value; its moments change as if
     the gradient were 0, unlike those of Keras's Adam.
@@ -275,7 +276,7 @@ class OneBitAdamMixin(OneBitBuildMixin, OneBitStepMixin):
         self._exchange.process_set = process_set
 
     def _built_exchange(self) -> State:
-        if not self._exchange.channels:
+        if not self._exchange.built:
             raise ValueError(
                 f"optimizer '{self.name}' must be built first: call "
                 "build(trainable_variables)"

@@ -19,6 +19,7 @@ class State:
     """What was built, hidden from Keras's attribute tracking."""
 
     def __init__(self) -> None:
+        self.built = False
         self.variables: list = []
         self.shapes: list[tuple[int, ...]] = []
         self.channels: list[Channel] = []
@@ -49,7 +50,7 @@ class OneBitBuildMixin:
             control.agree(
                 world,
                 name,
-                [f"OneBitAdam {self._settings()}"]
+                [f"OneBitAdam {k}={v}" for k, v in self._compared().items()]
                 + [
                     f"{p} {s} {v.dtype}, {w.bits} bits every {w.interval} {w.group}"
                     for p, s, v, w in zip(paths, state.shapes, variables, ways)
@@ -86,6 +87,12 @@ class OneBitBuildMixin:
             )
         if self.local_steps > 1:
             state.local = LocalState(state.channels, name, self._add_state)
+        state.built = True
+
+    def _compared(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        steps = getattr(self, "gradient_accumulation_steps", None)
+        return {**self._settings(), "gradient_accumulation_steps": steps}
 
     def _channel(self, way: Way, members: list[int]) -> Channel:
         state = self._exchange

@@ -250,14 +250,20 @@ class OneBitLocalMixin:
         state, local = self._exchange, self._exchange.local
         first, second = state.moments[number]
         turn = tf.reshape(state.steps, []) - 1
-        drift = control.scaled(tf.identity(local.drifts[number]), factor)
+        # In units of momentum: what is owed since a long interval must not be taken
+        # for the momentum of a short one, nor be too small for float16. Without a
+        # rate there is no way to be told, but the momentum.
+        scale = local.scales[0]
+        drift = tf.cond(
+            scale > 0, lambda: local.drifts[number] / scale, lambda: tf.identity(first)
+        )
+        drift = control.scaled(drift, factor)
         if channel.exchange is None:
-            # As large as momentum: times the rate it may be too small for float16.
-            scale = local.scales[0]
-            mean = channel.averaged([tf.math.divide_no_nan(drift, scale)]) * scale
+            mean = channel.averaged([drift])
         else:
             mean = channel.quantised([drift], turn)
-        first.assign(tf.math.divide_no_nan(mean, local.scales[0]))
+        first.assign(mean)
+        mean = mean * scale
         scales = self._scales(turn, self._last_turn(1))
         one = Scales(tf.constant(1.0), scales.root, scales.decay, scales.epsilon)
         delta = onebit_ops.change(mean, second, one)

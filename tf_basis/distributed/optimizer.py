@@ -115,7 +115,7 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
 
     Reference: Sergeev and Del Balso 2018, "Horovod".
     """
-    name = _flavor_of(optimizer)
+    name = flavor_of(optimizer)
     for argument, value in [
         ("timeout", timeout),
         ("average_aggregated_gradients", average_aggregated_gradients),
@@ -175,7 +175,12 @@ def _copy_exclusions(source: Any, target: Any) -> None:
             setattr(target, name, value)
 
 
-def _flavor_of(optimizer: Any) -> str:
+def flavor_of(optimizer: Any) -> str:
+    """The flavour of Keras whose optimizer this is.
+
+    Raises:
+      ValueError: of none.
+    """
     for name in flavor.FLAVORS:
         try:
             if isinstance(optimizer, flavor.load_adapter(name).Optimizer):

@@ -83,7 +83,7 @@ class DistributedStepMixin:
     def residual_variables(self) -> list[tf.Variable]:
         """State of this rank alone: saved per rank, never broadcast."""
         own = self._distribution.reducer.residuals if self._distribution.reducer else []
-        inner = exchanging(self)
+        inner = inside(self)
         return own + (inner.residual_variables if inner is not None else [])
 
     @property
@@ -97,7 +97,7 @@ class DistributedStepMixin:
         `compression` measures: `statistics`, `adaptive_bits`, `adaptive_rate`.
         """
         metadata = self._built_distribution().reducer.metadata
-        inner = exchanging(self)
+        inner = inside(self)
         found = {} if metadata is None else metadata.report()
         if inner is not None:
             for label, statistics in inner.quantization_statistics.items():
@@ -130,7 +130,7 @@ class DistributedStepMixin:
 
     def _build_collective(self, variables: list) -> None:
         state, adapter = self._distribution, flavor.load_adapter(self._flavor)
-        inner = exchanging(self)
+        inner = inside(self)
         leave = set()
         if inner is not None:
             leave = {self._var_key(v) for v in inner.exchanged_variables}
@@ -155,13 +155,19 @@ class DistributedStepMixin:
             name,
             self._add_state,
             state.timeout,
+            {
+                "gradient_accumulation_steps": getattr(
+                    self, "gradient_accumulation_steps", None
+                ),
+                "average_aggregated_gradients": state.average_aggregated_gradients,
+            },
         )
         with tf.init_scope():
             # Rank-local and not state: saved nowhere.
             state.weight = tf.Variable(1.0, trainable=False, name="step_weight")
 
     def _reduced(self, gradients: list, variables: list) -> tuple[list, list[bool]]:
-        state, inner = self._built_distribution(), exchanging(self)
+        state, inner = self._built_distribution(), inside(self)
         positions = [tracking.index_of(self, v) for v in variables]
         given: list = [None] * len(state.reducer.specs)
         for position, gradient in zip(positions, gradients):
@@ -184,7 +190,7 @@ class DistributedStepMixin:
         return control.all_ranks(reducer.world, f"{reducer.name}/loss_scale", finite)
 
     def _take_step(self, pairs: list, update: Callable[[list], None]) -> None:
-        state, inner = self._distribution, exchanging(self)
+        state, inner = self._distribution, inside(self)
         due = state.reduction.due
         groups: dict[Any, list] = {}
         for gradient, variable in pairs:
@@ -237,10 +243,18 @@ class DistributedStepMixin:
 
     def _told_to(self, told: control.Control) -> control.Control:
         columns = self._distribution.left
-        return told._replace(rows=tf.gather(told.rows, columns, axis=1))
+        return told._replace(
+            rows=tf.gather(told.rows, tf.constant(columns, tf.int32), axis=1)
+        )
 
 
 def exchanging(optimizer: Any) -> Any | None:
     """The optimizer inside that exchanges for itself."""
     inner = getattr(optimizer, "dense_optimizer", None)
     return inner if getattr(inner, "exchanges_for_itself", False) else None
+
+
+def inside(optimizer: Any) -> Any | None:
+    """That optimizer, where it has variables: with tables alone it is never built."""
+    inner = exchanging(optimizer)
+    return inner if inner is not None and inner.exchanged_variables else None

@@ -29,7 +29,8 @@ class QuantizationStatisticsMixin:
       logs: whether the numbers are added to the logs of each epoch. Default True.
 
     Attributes:
-      history: a dict for each record: `batch` and `groups`, by name of the group.
+      history: a dict for each record: `batch` and `groups`, by name of the group; none
+        while nothing has been quantised, as in a warm-up.
 
     Raises:
       ValueError: an argument breaks its rule; at the start of `fit`: no optimizer of
@@ -78,7 +79,8 @@ class QuantizationStatisticsMixin:
 
     def _begin(self) -> None:
         """When the first step has built the optimizer."""
-        if not self._groups():
+        parts = [part.metadata for _, part in exchangers(self.model.optimizer)]
+        if not any(metadata and metadata.channels for metadata in parts):
             raise ValueError(
                 "compression must keep statistics for QuantizationStatistics: "
                 "statistics=True, adaptive_bits or adaptive_rate, and variables that "
@@ -97,6 +99,8 @@ class QuantizationStatisticsMixin:
 
     def _record(self) -> None:
         groups = self._groups()
+        if not groups:  # the warm-up travels in float32
+            return
         self.history.append({"batch": self._batches, "groups": groups})
         if self._writer is not None:
             self._writer.write(_flat(groups), self._batches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -64,6 +64,7 @@ class GradientReducer:
       name: names the collectives.
       variables: makes residuals, accumulators and counters.
       timeout: seconds before a waiting rank ends the job; None: waits for ever.
+      settings: further ones that must be equal on all ranks.
 
     Raises:
       ValueError: on every rank, where variables, shapes or policies differ.
@@ -77,6 +78,7 @@ class GradientReducer:
         name: str,
         variables: NewVariable,
         timeout: float | None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.specs, self.compression = list(specs), compression
         self.world, self.name = world, name
@@ -86,7 +88,7 @@ class GradientReducer:
             control.agree(
                 world,
                 name,
-                [f"compression {compression.get_config()}"]
+                described(compression, settings or {})
                 + [s.described(w) for s, w in zip(specs, self.ways)],
             )
         self.watch = Watch(world, name, timeout)
@@ -268,6 +270,12 @@ class GradientReducer:
                 if isinstance(gradients[member], tf.Tensor):
                     done[member] = part
         return done
+
+
+def described(compression: OneBitCompression, settings: Mapping[str, Any]) -> list[str]:
+    """A line for each setting, for ranks to compare."""
+    everything = {**compression.get_config(), **settings}
+    return [f"{name}={value}" for name, value in everything.items()]
 
 
 def check_delay(feedback: Feedback, ways: Iterable[tuple[str, Way]]) -> None:

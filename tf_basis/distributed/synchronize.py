@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from tf_basis.adapters import keras_modules
+from tf_basis.distributed.optimizer import flavor_of
 from tf_basis.distributed.residuals import exchangers
 
 
@@ -18,7 +19,10 @@ def synchronize(optimizer: Any) -> None:
     has `local_steps`, it does nothing.
 
     Args:
-      optimizer: an optimizer of Keras 3 or tf_keras that has been built.
+      optimizer: an optimizer of Keras 3 or tf_keras, or a compiled model.
+
+    Raises:
+      ValueError: it is neither.
 
     Example:
 
@@ -27,6 +31,8 @@ def synchronize(optimizer: Any) -> None:
     >>> optimizer.build(model.trainable_variables)
     >>> synchronize(optimizer)
     """
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    flavor_of(optimizer)  # or an error
     for owner, _ in exchangers(optimizer):
         if hasattr(owner, "synchronize"):
             owner.synchronize()

@@ -116,7 +116,10 @@ def count_unusable(values: tf.Tensor) -> tf.Tensor:
     library = dispatch.library_for_tensors()
     if library is not None:
         return library.tf_basis_count_unusable(values, limit=UNUSABLE_FROM)
-    return tf.math.count_nonzero(tf.logical_not(tf.abs(values) <= UNUSABLE_FROM))
+    # Not by counting those that are not usable: graphs turn `not a <= b` into `a > b`,
+    # which no NaN is.
+    usable = tf.math.count_nonzero(tf.abs(values) <= UNUSABLE_FROM)
+    return tf.size(values, tf.int64) - usable
 
 
 def statistics(
