@@ -46,6 +46,11 @@ SYMPTOMS: dict[str, tuple[Cause, ...]] = {
             "a longer warm-up: 10 % of all steps",
         ),
         Cause(
+            "steps are delayed, or ranks go alone for too many of them",
+            "the training without delay, or with local_steps=1",
+            "staleness_decay=0.5, a smaller local_steps, or a lower learning rate",
+        ),
+        Cause(
             "learned scalars of a table swing",
             "CollisionReport(every=100, unit='step') in fit: scalar_rate_high",
             "divide scalar_learning_rate by ten; scalar_range=(0.5, 2)",
@@ -63,6 +68,16 @@ SYMPTOMS: dict[str, tuple[Cause, ...]] = {
             "benchmarks/break_even.py, with the number of your parameters; a Policy "
             "leaves variables below min_elements to 16 bits",
             "full precision; tables are exchanged by rows and not by bits anyway",
+        ),
+        Cause(
+            "one rank is slower than the others, which wait for it",
+            "distributed.BalancedBatch: the speeds in its history differ",
+            "BalancedBatch, which gives it smaller batches",
+        ),
+        Cause(
+            "the exchange is as short as it can be, and the step waits for it still",
+            "benchmarks/onebit_ablation.py: what delay=1 and local_steps gain",
+            "delay=1, which exchanges during the next step; local_steps",
         ),
         Cause(
             "the link is shared with other traffic",
@@ -112,7 +127,13 @@ SYMPTOMS: dict[str, tuple[Cause, ...]] = {
             "steps are skipped because gradients are not finite on some rank",
             "skipped_steps of the optimizer: it grows; distributed.GradientStatistics: "
             "non_finite, by variable",
-            "clip gradients, or lower the learning rate",
+            "clip gradients (clipnorm; of OneBitAdam clip_value), or lower the learning "
+            "rate",
+        ),
+        Cause(
+            "adaptive_rate keeps the learning rate near its floor",
+            "quantization_statistics of the optimizer: relative_error near 1",
+            "no adaptive_rate, or a larger learning rate",
         ),
     ),
     "does-not-converge": (
@@ -143,7 +164,8 @@ SYMPTOMS: dict[str, tuple[Cause, ...]] = {
             "gradients are not finite",
             "distributed.GradientStatistics(every=1): non_finite, and the first "
             "variable that has them",
-            "clipnorm or row_clipnorm, a lower learning rate, the loss itself",
+            "clipnorm (OneBitAdam has clip_value instead) or row_clipnorm, a lower "
+            "learning rate, the loss itself",
         ),
         Cause(
             "a moment is not finite: it stays so for ever",
@@ -186,6 +208,11 @@ SYMPTOMS: dict[str, tuple[Cause, ...]] = {
             "ReplicaDriftCheck(non_trainable=True) names them; without it they do not "
             "count",
             "nothing, or broadcast them at the end",
+        ),
+        Cause(
+            "OneBitAdam has local_steps: between exchanges weights differ on purpose",
+            _DRIFT + ": it waits for the next exchange, and finds nothing",
+            "distributed.synchronize before they are saved or compared",
         ),
     ),
 }
