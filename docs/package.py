@@ -40,6 +40,7 @@ def arguments() -> set[str]:
         if inspect.isclass(value):
             callables = [getattr(value, name) for name in dir(value) if name[0] != "_"]
             callables.append(value.__init__)
+            found |= set(getattr(value, "_fields", ()))  # of a named tuple
         for each in callables:
             if callable(each) and own(each):
                 found |= set(inspect.signature(each).parameters)

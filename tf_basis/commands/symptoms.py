@@ -127,8 +127,8 @@ SYMPTOMS: dict[str, tuple[Cause, ...]] = {
             "steps are skipped because gradients are not finite on some rank",
             "skipped_steps of the optimizer: it grows; distributed.GradientStatistics: "
             "non_finite, by variable",
-            "clip gradients (clipnorm; of OneBitAdam clip_value), or lower the learning "
-            "rate",
+            "clip gradients (clipnorm; OneBitAdam has clip_value), or lower the "
+            "learning rate",
         ),
         Cause(
             "adaptive_rate keeps the learning rate near its floor",
