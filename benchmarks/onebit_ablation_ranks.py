@@ -16,6 +16,7 @@ from allreduce_ranks import Timed, tower_step
 from onebit_convergence_ranks import load, train
 
 ADAM, ONE_BIT = "Adam, float32", "OneBitAdam"
+DELAYED = "Adam, float32, delay=1"
 # What is added to OneBitAdam; `steps` stands for the steps of the whole training.
 OPTIONS: dict[str, dict[str, Any]] = {
     ONE_BIT: {},
@@ -31,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "local_steps=4": {"local_steps": 4},
     "local_steps=16, doubling": {"local_steps": 16, "local_steps_doubling": "steps/10"},
 }
-NAMES = (ADAM, *OPTIONS)
+NAMES = (ADAM, DELAYED, *OPTIONS)
 
 
 def one_bit_adam(name: str, rate: float, steps: int, **more: Any) -> Any:
@@ -44,6 +45,16 @@ def one_bit_adam(name: str, rate: float, steps: int, **more: Any) -> Any:
     return distributed.OneBitAdam(rate, **settings)
 
 
+def wrapped(name: str, optimizer: Any) -> Any:
+    """The optimizer, stepping with the gradients of all ranks."""
+    from tf_basis import distributed
+
+    compression = None
+    if name == DELAYED:
+        compression = distributed.OneBitCompression([(".*", 32)], delay=1)
+    return distributed.DistributedOptimizer(optimizer, compression)
+
+
 def make_optimizer(
     name: str, rate: float, settings: dict[str, Any], total_steps: int
 ) -> Any:
@@ -51,9 +62,8 @@ def make_optimizer(
     import tensorflow as tf
 
     import tf_basis
-    from tf_basis import distributed
 
-    if name == ADAM:
+    if name in (ADAM, DELAYED):
         dense = tf.keras.optimizers.Adam(rate, epsilon=1e-8)
     else:
         dense = one_bit_adam(name, rate, total_steps, total_steps=total_steps)
@@ -63,7 +73,7 @@ def make_optimizer(
         compression_ratio=100,
         dense_optimizer=dense,
     )
-    return distributed.DistributedOptimizer(basis)
+    return wrapped(name, basis)
 
 
 def quality(settings: dict[str, Any], hvd: Any) -> dict[str, Any]:
@@ -83,15 +93,13 @@ def cost(settings: dict[str, Any], hvd: Any) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from tf_basis.distributed import DistributedOptimizer
-
     found = {}
     for name in settings["options"]:
 
         def make(name: str = name) -> Any:
             # A rate that changes nothing: a warm-up of one step is no basis.
-            if name == ADAM:
-                return DistributedOptimizer(keras.optimizers.Adam(1e-12))
+            if name in (ADAM, DELAYED):
+                return wrapped(name, keras.optimizers.Adam(1e-12))
             return one_bit_adam(name, 1e-12, 10, warmup_steps=1)
 
         call = tower_step(settings["widths"], settings["batch"], make, hvd)
