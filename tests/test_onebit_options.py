@@ -153,7 +153,8 @@ def test_training_goes_on_from_a_checkpoint(in_fit, case):
 def test_callbacks_in_fit(in_fit):
     first, second = in_fit["callbacks_in_fit"]
     assert first["digest"] == second["digest"]
-    assert first["records"] == [2, 4, 6, 8]
+    # Warm-up to 3, the first exchange in step 7, of which the gather of step 8 tells.
+    assert first["records"] == [8]
     assert first["last"] == second["last"] != {}
     group = "dense_optimizer/1bit"
     assert f"quantization/{group}/relative_error" in first["keys"]
