@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -55,13 +55,8 @@ def step_frozen(
             first.handle,
             second.handle,
             message,
-            scales.first,
-            scales.root,
-            scales.decay,
-            [t.variable.handle for t in targets],
-            starts=[t.start for t in targets],
-            decayed=[t.decays for t in targets],
-            epsilon=scales.epsilon,
+            *_move_inputs(targets, scales),
+            **_move_attributes(targets, scales),
             bits=bits,
             block=block,
         )
@@ -101,13 +96,8 @@ def step_local(
             second.handle,
             drift.handle,
             values,
-            scales.first,
-            scales.root,
-            scales.decay,
-            [t.variable.handle for t in targets],
-            starts=[t.start for t in targets],
-            decayed=[t.decays for t in targets],
-            epsilon=scales.epsilon,
+            *_move_inputs(targets, scales),
+            **_move_attributes(targets, scales),
             keep=beta,
             take=1 - beta,
             block=block,
@@ -117,6 +107,21 @@ def step_local(
     mean = first.assign(mean, read_value=True)
     drift.assign_add(mean * scales.first)
     move(targets, change(mean, second, scales), scales.decay)
+
+
+def _move_inputs(targets: Sequence[Target], scales: Scales) -> tuple:
+    """What both ops are given of how the variables move: tensors."""
+    handles = [t.variable.handle for t in targets]
+    return scales.first, scales.root, scales.decay, handles
+
+
+def _move_attributes(targets: Sequence[Target], scales: Scales) -> dict[str, Any]:
+    """And attributes."""
+    return {
+        "starts": [t.start for t in targets],
+        "decayed": [t.decays for t in targets],
+        "epsilon": scales.epsilon,
+    }
 
 
 def _library(first: tf.Variable, targets: Sequence[Target]) -> ModuleType | None:
