@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import numpy as np
 import pytest
-from helpers import BACKENDS, FLAVORS, active_flavor
+from helpers import BACKENDS, FLAVORS, ROOT, active_flavor
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -139,3 +141,12 @@ def flavor(request):
 def rng(request):
     """A generator seeded from the test's name."""
     return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    """Imports a script of benchmarks/."""
+    folder = str(ROOT / "benchmarks")
+    sys.path.append(folder)
+    yield importlib.import_module
+    sys.path.remove(folder)

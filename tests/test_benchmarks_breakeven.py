@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 
 import pytest
-from helpers import ROOT, active_flavor
+from helpers import active_flavor
 from horovod_helpers import need_horovod
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    """Imports a script of benchmarks/."""
-    folder = str(ROOT / "benchmarks")
-    sys.path.append(folder)
-    yield importlib.import_module
-    sys.path.remove(folder)
-
 
 N = 16384  # elements; in bits 2048 bytes and 8 scales of 4
 

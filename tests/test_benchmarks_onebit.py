@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 
 import pytest
-from helpers import ROOT, active_flavor
+from helpers import active_flavor
 from horovod_helpers import need_horovod
 
 keras3_only = pytest.mark.skipif(
     active_flavor() != "keras3", reason="the towers of the benchmarks are Keras 3's"
 )
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    """Imports a script of benchmarks/."""
-    folder = str(ROOT / "benchmarks")
-    sys.path.append(folder)
-    yield importlib.import_module
-    sys.path.remove(folder)
 
 
 def timed(seconds: list[list[float]], sent: float = 0.0) -> dict:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 
 import pytest
-from helpers import ROOT, active_flavor
+from helpers import active_flavor
 from horovod_helpers import need_horovod
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    """Imports a script of benchmarks/."""
-    folder = str(ROOT / "benchmarks")
-    sys.path.append(folder)
-    yield importlib.import_module
-    sys.path.remove(folder)
 
 
 @pytest.mark.parametrize("reached, holds", [(24.0, True), (23.9, False)])
