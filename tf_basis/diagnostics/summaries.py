@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tf_basis.diagnostics.measures import Measures
+from tf_basis.summaries import write_value
 
 _BINS = 30
 
@@ -18,9 +18,9 @@ def write(writer: Any, step: int, measured: Measures) -> None:
     with writer.as_default():
         for name, spread in measured.distributions.items():
             bins = np.asarray(spread.buckets(_BINS), np.float64).reshape(-1, 3)
-            _write(f"{prefix}/{name}", bins, step, "histograms")
+            write_value(f"{prefix}/{name}", bins, step, "histograms")
         for name, value in scalars_of(numbers).items():
-            _write(f"{prefix}/{name}", np.float32(value), step, "scalars")
+            write_value(f"{prefix}/{name}", np.float32(value), step, "scalars")
     writer.flush()
 
 
@@ -35,10 +35,3 @@ def scalars_of(numbers: dict[str, Any]) -> dict[str, float]:
         "second_moment_error": shadows.get("second_moment_error", {}).get("median"),
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _write(tag: str, value: np.ndarray, step: int, plugin: str) -> None:
-    # `tf.summary.histogram` and `.scalar` would need the package tensorboard.
-    metadata = tf.compat.v1.SummaryMetadata()
-    metadata.plugin_data.plugin_name = plugin
-    tf.summary.write(tag, tf.constant(value), step=step, metadata=metadata)

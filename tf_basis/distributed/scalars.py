@@ -1,8 +1,11 @@
-"""Numbers for TensorBoard, without the package tensorboard."""
+"""Scalars of a training, in a folder for TensorBoard."""
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
+
+from tf_basis.summaries import write_value
 
 
 class ScalarWriter:
@@ -14,16 +17,12 @@ class ScalarWriter:
 
     def __init__(self, folder: str) -> None:
         self._writer = tf.summary.create_file_writer(folder)
-        # `tf.summary.scalar` would need the package tensorboard.
-        self._metadata = tf.compat.v1.SummaryMetadata()
-        self._metadata.plugin_data.plugin_name = "scalars"
 
     def write(self, numbers: dict[str, float], step: int) -> None:
         """One point for each tag."""
         with self._writer.as_default():
             for tag, value in numbers.items():
-                number = tf.constant(value, tf.float32)
-                tf.summary.write(tag, number, step=step, metadata=self._metadata)
+                write_value(tag, np.float32(value), step, "scalars")
 
     def flush(self) -> None:
         """What was written is in the files."""
