@@ -179,7 +179,7 @@ def all_runs(unit: tuple[str, str, argparse.Namespace]) -> list[dict[str, Any]]:
         run = one_run(task, name, rate, TUNING_SEED, True, args, runs)
         return run["scores"][first]
 
-    rate = tune(score, METHODS[name].rate)
+    rate = tune(score, METHODS[name].rates[task])
     return [
         one_run(task, name, rate, seed, False, args, runs) for seed in range(args.seeds)
     ]
@@ -313,7 +313,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--gowalla", help=".npz with train_user, train_item, test_user, test_item")
     add("--movielens", help="ratings file; the default fetches MovieLens-100K")
     add("--examples", type=int, default=500_000, help="of the task zipf")
-    add("--epochs", type=int, default=40, help="of the task gowalla")
+    add("--epochs", type=int, default=25, help="of the task gowalla")
     add("--seeds", type=int, default=3, help="runs of each optimizer")
     add("--jobs", type=int, default=1, help="optimizers at a time, in processes")
     add("--cache", type=Path, default=measure.RESULTS / "quality_runs.jsonl")

@@ -32,7 +32,7 @@ FILES = ("train_user", "train_item", "test_user", "test_item")
 class Settings:
     """What all optimizers have in common."""
 
-    epochs: int = 40
+    epochs: int = 25
     batch: int = 4096
     reg: float = 1e-2
     spread: float = 0.1  # standard deviation of the first weights
