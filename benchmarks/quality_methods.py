@@ -22,7 +22,7 @@ ORIGINAL = {
 }
 
 
-, STEPSdataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Method:
     """An optimizer of tables.
 
@@ -93,7 +93,6 @@ METHODS = {
     WIDE: Method(adam(1000), STEPS),
     LOW: Method(adam(100, moment_dtype="bfloat16", energy_dtype="bfloat16"), STEPS),
     ADAGRAD: Method(basis(tf_basis.BasisAdagrad, 100, energy_dtype="log8"), SUMS),
-    "original rule 10:1": Method(adam(10, **ORIGINAL), STEPS),
     "original rule 100:1": Method(adam(100, **ORIGINAL), STEPS),
 }
 
