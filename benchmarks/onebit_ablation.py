@@ -8,6 +8,9 @@ after one epoch, all options with one learning rate. Cost: bytes and time of tra
 steps of a tower of dense layers over a link of 1 Gbit/s (loopback in a network
 namespace, limited by `tc`, its bytes counted by the interface). Without root, `ip` and
 `tc` the second part is left out.
+
+What `BalancedBatch` does to a step of ranks that are equally fast is the line of uneven
+batches; what it gains where one is slower, `balanced_batch.py` measures.
 """
 
 from __future__ import annotations
@@ -92,6 +95,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--widths", type=int, nargs="+", default=[256, 3072, 3072, 3072, 1024])
     add("--calls", type=int, default=16, help="steps of a round")
     add("--rounds", type=int, default=2)
+    add("--link", default="1gbit", help="its speed, in the words of tc")
     add("--before", type=int, default=20, help="steps before the first round")
     add("--json", type=Path, default=measure.RESULTS / "onebit_ablation.json")
     args = parser.parse_args(argv)
@@ -124,9 +128,9 @@ def main(argv: list[str] | None = None) -> int:
             RANKS, args.ranks, settings, namespace=False, timeout=7200
         )
     if "cost" in args.parts:
-        why = link.why_no_namespace("1gbit")
+        why = link.why_no_namespace(args.link)
         if why:
-            print(f"no link of 1 Gbit/s here: {why}", file=sys.stderr)
+            print(f"no link of {args.link} here: {why}", file=sys.stderr)
         else:
             settings = {
                 "task": "cost",
@@ -137,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
                 **shared,
             }
             found["cost"] = link.run_ranks(
-                RANKS, args.ranks, settings, rate="1gbit", timeout=7200
+                RANKS, args.ranks, settings, rate=args.link, timeout=7200
             )
     lines = [
         {
@@ -149,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         }
         for name in args.options
     ]
-    print(f"{args.ranks} ranks; quality: {args.seeds} seeds; cost: 1 Gbit/s")
+    print(f"{args.ranks} ranks; quality: {args.seeds} seeds; cost: {args.link}")
     print_lines(lines)
     by_name = {line["option"]: line for line in lines}
     if ONE_BIT in by_name and found["quality"]:

@@ -17,9 +17,12 @@ from onebit_convergence_ranks import load, train
 
 ADAM, ONE_BIT = "Adam, float32", "OneBitAdam"
 DELAYED = "Adam, float32, delay=1"
+AUTO = 'Adam, compression="auto"'
+UNEVEN = "batches 2 to 1"  # as BalancedBatch makes them for ranks of unequal speed
 # What is added to OneBitAdam; `steps` stands for the steps of the whole training.
 OPTIONS: dict[str, dict[str, Any]] = {
     ONE_BIT: {},
+    UNEVEN: {},
     "amplitude_interval=10": {"amplitude_interval": 10},
     "block=256": {"block": 256},
     "block=256, amplitude_interval=10": {"block": 256, "amplitude_interval": 10},
@@ -32,7 +35,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "local_steps=4": {"local_steps": 4},
     "local_steps=16, doubling": {"local_steps": 16, "local_steps_doubling": "steps/10"},
 }
-NAMES = (ADAM, DELAYED, *OPTIONS)
+NAMES = (ADAM, DELAYED, AUTO, *OPTIONS)
+ADAMS = (ADAM, DELAYED, AUTO)
 
 
 def one_bit_adam(name: str, rate: float, steps: int, **more: Any) -> Any:
@@ -49,7 +53,7 @@ def wrapped(name: str, optimizer: Any) -> Any:
     """The optimizer, stepping with the gradients of all ranks."""
     from tf_basis import distributed
 
-    compression = None
+    compression = "auto" if name == AUTO else None
     if name == DELAYED:
         compression = distributed.OneBitCompression([(".*", 32)], delay=1)
     return distributed.DistributedOptimizer(optimizer, compression)
@@ -63,7 +67,7 @@ def make_optimizer(
 
     import tf_basis
 
-    if name in (ADAM, DELAYED):
+    if name in ADAMS:
         dense = tf.keras.optimizers.Adam(rate, epsilon=1e-8)
     else:
         dense = one_bit_adam(name, rate, total_steps, total_steps=total_steps)
@@ -76,15 +80,25 @@ def make_optimizer(
     return wrapped(name, basis)
 
 
+def sizes_of(name: str, batch: int, ranks: int) -> list[int] | None:
+    """Examples of each rank in a step; None: `batch` on each."""
+    if name != UNEVEN:
+        return None
+    others = batch * ranks // (ranks + 1)
+    return [batch * ranks - others * (ranks - 1), *[others] * (ranks - 1)]
+
+
 def quality(settings: dict[str, Any], hvd: Any) -> dict[str, Any]:
     """AUC of each option and seed."""
     clicks = load(settings)
     rate = settings["rate"]
-    runs = [
-        train(name, rate, seed, clicks, settings, hvd, make_optimizer)
-        for seed in range(settings["seeds"])
-        for name in settings["options"]
-    ]
+    runs = []
+    for seed in range(settings["seeds"]):
+        for name in settings["options"]:
+            sizes = sizes_of(name, settings["batch"], hvd.size())
+            runs.append(
+                train(name, rate, seed, clicks, settings, hvd, make_optimizer, sizes)
+            )
     return {"runs": runs, "table_rows": clicks.n_rows}
 
 
@@ -98,11 +112,15 @@ def cost(settings: dict[str, Any], hvd: Any) -> dict[str, Any]:
 
         def make(name: str = name) -> Any:
             # A rate that changes nothing: a warm-up of one step is no basis.
-            if name in (ADAM, DELAYED):
+            if name in ADAMS:
                 return wrapped(name, keras.optimizers.Adam(1e-12))
             return one_bit_adam(name, 1e-12, 10, warmup_steps=1)
 
-        call = tower_step(settings["widths"], settings["batch"], make, hvd)
+        sizes = sizes_of(name, settings["batch"], hvd.size())
+        batch = sizes[hvd.rank()] if sizes else settings["batch"]
+        call = tower_step(settings["widths"], batch, make, hvd)
+        if sizes:
+            call.optimizer.step_weight.assign(batch)
         timed = Timed(name, call)
         # Past what begins alike: the warm-up, a doubling interval.
         for _ in range(settings["before"]):

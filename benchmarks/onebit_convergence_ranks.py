@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +66,21 @@ def train(
     settings: dict[str, Any],
     hvd: Any,
     make: Callable[..., Any] = make_optimizer,
+    sizes: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """One run; AUC on the test part on rank 0. `make` has `make_optimizer`'s form."""
+    """One run; AUC on the test part on rank 0. `make` has `make_optimizer`'s form.
+
+    `sizes`: examples of each rank in a step, by default as many on each.
+    """
     import tensorflow as tf
     from comparison import auc, log_loss
     from dlrm_model import make_model, scores
 
     from tf_basis import distributed
 
-    ranks, rank, batch = hvd.size(), hvd.rank(), settings["batch"]
-    steps_per_epoch = clicks.n_train // (ranks * batch)
+    ranks, rank = hvd.size(), hvd.rank()
+    ends = np.cumsum([0, *(sizes or [settings["batch"]] * ranks)])
+    steps_per_epoch = clicks.n_train // int(ends[-1])
     total_steps = steps_per_epoch * settings["epochs"]
     model = make_model(
         clicks,
@@ -86,6 +91,8 @@ def train(
     )
     optimizer = make(name, rate, settings, total_steps)
     optimizer.build(model.trainable_variables)
+    if sizes:
+        optimizer.step_weight.assign(sizes[rank])
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     variables = model.trainable_variables
 
@@ -101,8 +108,8 @@ def train(
     for _ in range(settings["epochs"]):
         order = rng.permutation(clicks.n_train)
         for number in range(steps_per_epoch):
-            start = (number * ranks + rank) * batch
-            chosen = order[start : start + batch]
+            first, end = number * ends[-1] + ends[rank : rank + 2]
+            chosen = order[first:end]
             inputs = {k: tf.constant(v) for k, v in clicks.inputs(chosen).items()}
             step(inputs, tf.constant(clicks.label[chosen, np.newaxis]))
     distributed.synchronize(optimizer)
