@@ -33,7 +33,7 @@ class Settings:
     """What all optimizers have in common."""
 
     epochs: int = 25
-    batch: int = 4096
+    batch: int = 8192
     reg: float = 1e-2
     spread: float = 0.1  # standard deviation of the first weights
 
