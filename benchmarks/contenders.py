@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +18,10 @@ from tf_basis.ops import loader
 from tf_basis.optimizers import for_flavor
 
 OP, TWIN = "BasisAdam, C++ op", "BasisAdam, pure TF"
+OP_ADAGRAD, FBGEMM = "BasisAdagrad, C++ op", "FBGEMM row-wise Adagrad"
 ADAM, ADAGRAD, LAZY = "Keras Adam", "Keras Adagrad", "lazy Adam, plain TF"
 EMPTY, COPY, GATHER = "empty call", "memory copy", "TF gather + scatter"
-ORDER = (ADAM, ADAGRAD, LAZY, TWIN, OP, GATHER, COPY, EMPTY)
+ORDER = (ADAM, ADAGRAD, LAZY, FBGEMM, OP_ADAGRAD, TWIN, OP, GATHER, COPY, EMPTY)
 
 BATCHES = 128  # enough that the next visit finds little of a batch in a cache
 GRADIENTS = 8
@@ -173,11 +173,14 @@ def add_small(
     table: Table, gradients: list[tf.Tensor], buffers: tuple[np.ndarray, np.ndarray]
 ) -> None:
     """Enters what needs little memory: it stays in all rounds."""
-    basis_adam = functools.partial(
-        for_flavor("keras3").BasisAdam, tables=[table.variable]
-    )
-    for name, ops in ((OP, "require"), (TWIN, "off")):
-        table.add_optimizer(name, keras_optimizer(basis_adam(), table, ops), gradients)
+    basis, tables = for_flavor("keras3"), [table.variable]
+    for name, optimizer, ops in (
+        (OP, basis.BasisAdam, "require"),
+        (TWIN, basis.BasisAdam, "off"),
+        (OP_ADAGRAD, basis.BasisAdagrad, "require"),
+    ):
+        stepper = keras_optimizer(optimizer(tables=tables), table, ops)
+        table.add_optimizer(name, stepper, gradients)
 
     @step_function(table)
     def nothing(indices, values):
