@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ def _start(python: str, threads: int, *arguments: object) -> workers.Worker:
     command = [python, str(SCRIPT), "--threads", str(threads), *map(str, arguments)]
     # The packages of this environment are not for that one.
     environment = {"PYTHONPATH": None, "OMP_NUM_THREADS": str(threads)}
+    # Threads that wait for one another sleep: they would spin for 50 ms at a time where
+    # another program has taken a core, and into the turns of the others.
+    environment["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
     whose = f"{OPTION} must be a Python with torch and fbgemm_gpu, received {python!r}"
     return workers.Worker(command, whose, environment)
 

@@ -263,25 +263,17 @@ def main(argv: list[str] | None = None) -> int:
         "fbgemm": arguments.peer,
     }
     tables = [
-        contenders.make_table(n, arguments.dim, arguments.batch) for n in arguments.rows
+        contenders.make_table(
+            contenders.make_variable(n, arguments.dim), arguments.batch
+        )
+        for n in arguments.rows
     ]
     try:
         run(tables, arguments)
     except workers.WorkerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    document["batches"] = []
-    for table in tables:
-        rows, buckets = table.mean_touched()
-        document["batches"].append(
-            {
-                "rows": table.rows,
-                "zipf_exponent": table.zipf.exponent,
-                "distinct_rows": rows,
-                "touched_buckets": buckets,
-                "step_bytes": table.step_bytes(),
-            }
-        )
+    document["batches"] = [table.about_batches() for table in tables]
     document["results"] = results(tables)
     document["ratios"] = ratios(tables)
     document["peak_memory_bytes"] = measure.peak_memory_bytes()

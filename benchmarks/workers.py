@@ -66,6 +66,8 @@ class Worker:
 
     def ask(self, question: dict[str, Any], seconds: float = ANSWER_SECONDS) -> Any:
         """Sends one line and waits for the one that answers it."""
+        if self._errors.closed:
+            raise WorkerError(f"{self.whose}: the worker has been closed")
         try:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
