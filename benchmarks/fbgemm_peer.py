@@ -30,7 +30,7 @@ def _start(python: str, threads: int, *arguments: object) -> workers.Worker:
 def versions(python: str) -> dict[str, Any]:
     """Of torch and fbgemm_gpu there; raises WorkerError where they are not."""
     worker = _start(python, 1)
-    found = worker.ready(seconds=120)
+    found = worker.ready()
     worker.close()
     return found
 

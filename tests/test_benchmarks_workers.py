@@ -61,18 +61,18 @@ def test_a_worker_takes_turns_until_it_dies(benchmark, start):
         ("raise ValueError('no table')", "has ended: ValueError: no table"),
         ("", "has ended: no message, exit status 0"),
         ("print('hello')", "has answered b'hello'"),
-        ("import time; time.sleep(60)", "has not answered for 0.5 s"),
+        ("import time; time.sleep(600)", "has not answered for 0.5 s"),
     ],
 )
 def test_a_worker_that_fails_says_so_at_once(benchmark, start, code, message):
     begin = time.monotonic()
     with pytest.raises(benchmark("workers").WorkerError) as error:
-        start(code).ready(seconds=0.5 if "sleep" in code else 60)
+        start(code).ready(seconds=0.5 if "sleep" in code else 100)
     assert message in str(error.value) and str(error.value).startswith("a worker: ")
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 200
 
 
-@pytest.mark.skipif(not FBGEMM_PYTHON, reason="TF_BASIS_FBGEMM_PYTHON names no Python")
+@pytest.mark.skipif(not FBGEMM_PYTHON, reason="TF_BASIS_FBGEMM_PYTHON is not set")
 def test_fbgemm_takes_turns(benchmark):
     contenders, peer = benchmark("contenders"), benchmark("fbgemm_peer")
     table = contenders.make_table(contenders.make_variable(300, 4), batch=64, batches=3)
@@ -144,9 +144,10 @@ def test_scaling(benchmark, monkeypatch, tmp_path, capsys):
     assert "steps with 1 threads: the worker has ended: MemoryError: too large" in said
 
 
-def test_what_the_workers_of_scaling_serve(benchmark):
-    scaling = benchmark("step_scaling")
-    members, (about,) = benchmark("step_scaling_worker").prepare(300, 4, [8])
+def test_what_the_workers_of_scaling_serve(benchmark, monkeypatch):
+    scaling, worker = benchmark("step_scaling"), benchmark("step_scaling_worker")
+    monkeypatch.setattr(worker, "IDS", 64)
+    members, (about,) = worker.prepare(300, 4, [8])
     assert (about["batch"], about["distinct_rows"]) == (8, 4)
     assert about["step_bytes"]["gradients_read"] == 4 * 8 * 4
     names = (*scaling.STEPS, scaling.COPY, scaling.EMPTY)
