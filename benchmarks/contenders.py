@@ -1,8 +1,8 @@
-"""Who takes part in step_time.py: optimizers of one table, and what to see beside."""
+"""Who takes part in step_time.py and step_scaling.py: optimizers of one table, and
+what to see beside."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +19,10 @@ from tf_basis.ops import loader
 from tf_basis.optimizers import for_flavor
 
 OP, TWIN = "BasisAdam, C++ op", "BasisAdam, pure TF"
+OP_ADAGRAD, FBGEMM = "BasisAdagrad, C++ op", "FBGEMM row-wise Adagrad"
 ADAM, ADAGRAD, LAZY = "Keras Adam", "Keras Adagrad", "lazy Adam, plain TF"
 EMPTY, COPY, GATHER = "empty call", "memory copy", "TF gather + scatter"
-ORDER = (ADAM, ADAGRAD, LAZY, TWIN, OP, GATHER, COPY, EMPTY)
+ORDER = (ADAM, ADAGRAD, LAZY, FBGEMM, OP_ADAGRAD, TWIN, OP, GATHER, COPY, EMPTY)
 
 BATCHES = 128  # enough that the next visit finds little of a batch in a cache
 GRADIENTS = 8
@@ -69,6 +70,17 @@ class Table:
         counts = [(len(rows), len(buckets)) for rows, buckets in self.touched]
         return tuple(np.mean(counts, axis=0))
 
+    def about_batches(self) -> dict[str, Any]:
+        """What the batches are like, for a document."""
+        rows, buckets = self.mean_touched()
+        return {
+            "rows": self.rows,
+            "zipf_exponent": self.zipf.exponent,
+            "distinct_rows": rows,
+            "touched_buckets": buckets,
+            "step_bytes": self.step_bytes(),
+        }
+
     def step_bytes(self) -> dict[str, float]:
         """What a BasisAdam step must read and write, in the mean over the batches."""
         rows, buckets = self.mean_touched()
@@ -90,18 +102,23 @@ class Table:
         self, name: str, optimizer: Optimizer, gradients: list[tf.Tensor]
     ) -> None:
         def call(i: int) -> None:
-            optimizer.step(self.indices[i % BATCHES], gradients[i % GRADIENTS])
+            indices = self.indices[i % len(self.indices)]
+            optimizer.step(indices, gradients[i % len(gradients)])
 
         self.add(name, call)
         self.state_bytes[name] = optimizer.state_bytes()
 
 
-def make_table(rows: int, dim: int, batch: int) -> Table:
+def make_variable(rows: int, dim: int) -> keras.Variable:
+    return keras.Variable(tf.fill([rows, dim], 0.1), name=f"table_{rows}")
+
+
+def make_table(variable: keras.Variable, batch: int, batches: int = BATCHES) -> Table:
     """A table with its batches and the rows and buckets that each of them touches."""
+    rows = variable.shape[0]
     zipf = measure.ZipfRows(rows, batch, batch // 2, seed=rows)
-    variable = keras.Variable(tf.fill([rows, dim], 0.1), name=f"table_{rows}")
     table = Table(variable, batch, zipf)
-    for _ in range(BATCHES):
+    for _ in range(batches):
         ids = zipf.draw()
         distinct = np.unique(ids)
         buckets = hashing.bucket_of_rows(distinct, rows, num_buckets(rows))
@@ -169,15 +186,23 @@ LARGE_OPTIMIZERS = {
 }
 
 
-def add_small(
-    table: Table, gradients: list[tf.Tensor], buffers: tuple[np.ndarray, np.ndarray]
-) -> None:
-    """Enters what needs little memory: it stays in all rounds."""
-    basis_adam = functools.partial(
-        for_flavor("keras3").BasisAdam, tables=[table.variable]
-    )
-    for name, ops in ((OP, "require"), (TWIN, "off")):
-        table.add_optimizer(name, keras_optimizer(basis_adam(), table, ops), gradients)
+# name: class, whether the C++ ops are used
+BASIS = {
+    OP: ("BasisAdam", "require"),
+    TWIN: ("BasisAdam", "off"),
+    OP_ADAGRAD: ("BasisAdagrad", "require"),
+}
+
+
+def add_basis(name: str, table: Table, gradients: list[tf.Tensor]) -> None:
+    """Enters an optimizer of this package, with its defaults."""
+    kind, ops = BASIS[name]
+    optimizer = getattr(for_flavor("keras3"), kind)(tables=[table.variable])
+    table.add_optimizer(name, keras_optimizer(optimizer, table, ops), gradients)
+
+
+def add_empty(table: Table, gradients: list[tf.Tensor]) -> None:
+    """Enters a `tf.function` of the same arguments that does nothing."""
 
     @step_function(table)
     def nothing(indices, values):
@@ -185,6 +210,22 @@ def add_small(
 
     table.add_optimizer(EMPTY, Optimizer(nothing, []), gradients)
 
+
+def add_copy(table: Table, buffers: tuple[np.ndarray, np.ndarray]) -> None:
+    """Enters a copy of as many bytes as a BasisAdam step has to move."""
+    # A copy of k bytes reads k and writes k.
+    size = round(sum(table.step_bytes().values()) / 2)
+    places = max(len(buffers[0]) // size, 1)
+
+    def copy(i: int) -> None:
+        place = slice(i % places * size, (i % places + 1) * size)
+        np.copyto(buffers[1][place], buffers[0][place])
+
+    table.add(COPY, copy)
+
+
+def add_gather(table: Table) -> None:
+    """Enters TensorFlow's gather and scatter of what a BasisAdam step touches."""
     second = tf.Variable(tf.zeros([num_buckets(table.rows), table.dim]))
     energy = tf.Variable(tf.zeros([table.rows]))
 
@@ -198,14 +239,16 @@ def add_small(
             values = tf.gather(variable, ids)
             variable.scatter_update(tf.IndexedSlices(values, ids))
 
-    table.add(GATHER, lambda i: gather_and_scatter(*table.touched[i % BATCHES]))
+    count = len(table.touched)
+    table.add(GATHER, lambda i: gather_and_scatter(*table.touched[i % count]))
 
-    # A copy of k bytes reads k and writes k.
-    size = round(sum(table.step_bytes().values()) / 2)
-    places = max(len(buffers[0]) // size, 1)
 
-    def copy(i: int) -> None:
-        place = slice(i % places * size, (i % places + 1) * size)
-        np.copyto(buffers[1][place], buffers[0][place])
-
-    table.add(COPY, copy)
+def add_small(
+    table: Table, gradients: list[tf.Tensor], buffers: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Enters what needs little memory: it stays in all rounds."""
+    for name in BASIS:
+        add_basis(name, table, gradients)
+    add_empty(table, gradients)
+    add_gather(table)
+    add_copy(table, buffers)

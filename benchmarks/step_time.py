@@ -22,28 +22,40 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the C++ op runs on the CPU
 
 import contenders
+import fbgemm_peer
 import measure
 import numpy as np
+import phases
 import tensorflow as tf
-from contenders import ADAGRAD, ADAM, COPY, GATHER, LAZY, OP, ORDER, TWIN, Table
+import workers
+from contenders import (
+    ADAGRAD,
+    ADAM,
+    COPY,
+    FBGEMM,
+    GATHER,
+    LAZY,
+    OP,
+    OP_ADAGRAD,
+    ORDER,
+    TWIN,
+    Table,
+)
 from measure import format_number
 
 from tf_basis.ops import loader
-
-COPY_BYTES = 2**28  # each of the two buffers that the memory copy walks through
-RUNTIME_BYTES = 0.7e9  # TensorFlow itself
-
-# State, and the most temporary memory of a step, as multiples of the table.
-LARGE_STATE = {LAZY: (2, 0.1), ADAGRAD: (1, 2), ADAM: (2, 3)}
 
 RATIOS = {
     "Keras Adam / op": (ADAM, OP),
     "Keras Adagrad / op": (ADAGRAD, OP),
     "lazy Adam / op": (LAZY, OP),
+    "FBGEMM row-wise Adagrad / BasisAdam op": (FBGEMM, OP),
+    "FBGEMM row-wise Adagrad / BasisAdagrad op": (FBGEMM, OP_ADAGRAD),
     "pure TF / op": (TWIN, OP),
     "op / TF gather + scatter": (OP, GATHER),
     "op / memory copy": (OP, COPY),
 }
+UNSAID = ("json", "fbgemm_python", "peer")  # paths here, and what has its own place
 GROWTH = "op / op on the next smaller table"
 STATE = "state bytes: BasisAdam / Adam"
 # ratio: (rows it is for, at least or at most, value); for the default arguments
@@ -55,55 +67,35 @@ GOALS = {
 }
 
 
-def plan_phases(
-    tables: list[Table], limit: float
-) -> tuple[list[list[tuple[Table, str]]], float]:
-    """Shares out the optimizers with large state to phases that fit in memory.
-
-    An optimizer that fits in none is entered in its table's `skipped`.  Returns the
-    phases and the most memory that one of them is expected to take.
-    """
-    resident = RUNTIME_BYTES + 2 * COPY_BYTES + 1.1 * sum(t.table_bytes for t in tables)
-    phases: list[tuple[float, float, list[tuple[Table, str]]]] = []  # state, work
-    for table in tables:
-        for name, (states, temporaries) in LARGE_STATE.items():
-            state, work = states * table.table_bytes, temporaries * table.table_bytes
-            for i, (held, most_work, members) in enumerate(phases):
-                if resident + held + state + max(most_work, work) <= limit:
-                    members.append((table, name))
-                    phases[i] = (held + state, max(most_work, work), members)
-                    break
-            else:
-                need = resident + state + work
-                if need <= limit:
-                    phases.append((state, work, [(table, name)]))
-                else:
-                    table.skipped[name] = f"needs {need / 2**30:.1f} GiB"
-    peaks = [resident + held + work for held, work, _ in phases]
-    return [members for _, _, members in phases] or [[]], max(peaks, default=resident)
-
-
 def run(tables: list[Table], arguments: argparse.Namespace) -> None:
     """Times everybody, phase by phase."""
     gradients = [
         tf.random.normal([arguments.batch, arguments.dim], stddev=0.01, seed=i)
         for i in range(contenders.GRADIENTS)
     ]
-    buffers = (np.ones(COPY_BYTES, np.uint8), np.ones(COPY_BYTES, np.uint8))
+    buffers = (
+        np.ones(phases.COPY_BYTES, np.uint8),
+        np.ones(phases.COPY_BYTES, np.uint8),
+    )
     for table in tables:
         contenders.add_small(table, gradients, buffers)
+        if arguments.fbgemm_python is None:
+            table.skipped[FBGEMM] = f"needs {fbgemm_peer.OPTION}"
     small = [c for table in tables for c in table.contenders.values()]
-    phases, expected = plan_phases(tables, arguments.memory_limit * 2**30)
+    planned, expected = phases.plan(tables, arguments.memory_limit * 2**30)
     print(
-        f"{len(phases)} phases of {arguments.rounds} rounds, "
+        f"{len(planned)} phases of {arguments.rounds} rounds, "
         f"about {expected / 2**30:.1f} GiB of memory",
         flush=True,
     )
-    for phase, members in enumerate(phases):
+    for phase, members in enumerate(planned):
         for table, name in members:
-            table.add_optimizer(
-                name, contenders.LARGE_OPTIMIZERS[name](table), gradients
-            )
+            if name == FBGEMM:
+                python, threads = arguments.fbgemm_python, arguments.threads
+                fbgemm_peer.add(table, gradients, python, threads)
+            else:
+                optimizer = contenders.LARGE_OPTIMIZERS[name](table)
+                table.add_optimizer(name, optimizer, gradients)
         large = [table.contenders[name] for table, name in members]
         first = phase * arguments.rounds
         rounds = range(first, first + arguments.rounds)
@@ -230,6 +222,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         default=12.0,
         help="GiB; what needs more is left out",
     )
+    add(
+        fbgemm_peer.OPTION,
+        help="a Python with torch and fbgemm_gpu: measures FBGEMM too",
+    )
     add("--json", type=Path, default=measure.RESULTS / "step_time.json")
     arguments = parser.parse_args(argv)
     for name in ("dim", "batch", "steps", "rounds", "threads"):
@@ -243,6 +239,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
                 f"--rows must be at least --batch ({arguments.batch}), received {rows}"
             )
     arguments.rows = sorted(set(arguments.rows))
+    arguments.peer = None
+    if arguments.fbgemm_python is not None:
+        try:
+            arguments.peer = fbgemm_peer.versions(arguments.fbgemm_python)
+        except workers.WorkerError as error:
+            parser.error(str(error))
     return arguments
 
 
@@ -257,24 +259,21 @@ def main(argv: list[str] | None = None) -> int:
     document: dict[str, Any] = {
         "benchmark": "step_time",
         "machine": measure.machine(),
-        "settings": {k: v for k, v in vars(arguments).items() if k != "json"},
+        "settings": {k: v for k, v in vars(arguments).items() if k not in UNSAID},
+        "fbgemm": arguments.peer,
     }
     tables = [
-        contenders.make_table(n, arguments.dim, arguments.batch) for n in arguments.rows
-    ]
-    run(tables, arguments)
-    document["batches"] = []
-    for table in tables:
-        rows, buckets = table.mean_touched()
-        document["batches"].append(
-            {
-                "rows": table.rows,
-                "zipf_exponent": table.zipf.exponent,
-                "distinct_rows": rows,
-                "touched_buckets": buckets,
-                "step_bytes": table.step_bytes(),
-            }
+        contenders.make_table(
+            contenders.make_variable(n, arguments.dim), arguments.batch
         )
+        for n in arguments.rows
+    ]
+    try:
+        run(tables, arguments)
+    except workers.WorkerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    document["batches"] = [table.about_batches() for table in tables]
     document["results"] = results(tables)
     document["ratios"] = ratios(tables)
     document["peak_memory_bytes"] = measure.peak_memory_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import math
 import subprocess
@@ -19,6 +20,8 @@ CONTENDERS = {
     "Keras Adam",
     "Keras Adagrad",
     "lazy Adam, plain TF",
+    "FBGEMM row-wise Adagrad",
+    "BasisAdagrad, C++ op",
     "BasisAdam, pure TF",
     "BasisAdam, C++ op",
     "TF gather + scatter",
@@ -81,8 +84,11 @@ def test_every_contender_on_every_table(outcome):
 def test_what_needs_too_much_memory_is_left_out(outcome):
     _, document = outcome
     results = by_key(document["results"], "contender")
-    skipped = {key for key, result in results.items() if "skipped" in result}
-    assert skipped == {(ROWS[1], "Keras Adam")}
+    skipped = {k: x["skipped"] for k, x in results.items() if "skipped" in x}
+    assert skipped.pop((ROWS[1], "Keras Adam")).startswith("needs 1.")
+    # And what was not asked for.
+    fbgemm = "FBGEMM row-wise Adagrad"
+    assert skipped == {(n, fbgemm): "needs --fbgemm-python" for n in ROWS}
     ratios = by_key(document["ratios"], "ratio")
     assert ratios[ROWS[1], "Keras Adam / op"]["value"] is None
     assert ratios[ROWS[0], "Keras Adam / op"]["value"] > 0
@@ -95,7 +101,7 @@ def test_state_bytes(outcome):
         if x["contender"] in MOMENTS and "skipped" not in x:
             extra = state - 4 * DIM * rows * MOMENTS[x["contender"]]
             assert 0 <= extra <= 16  # step counter, learning rate
-        elif x["contender"].startswith("BasisAdam"):
+        elif x["contender"].startswith("Basis"):
             buckets = math.ceil(rows / 100)
             extra = state - 4 * (buckets * DIM + buckets + rows)
             assert 0 <= extra <= 200  # and the layouts of tables
@@ -184,6 +190,24 @@ def test_bad_arguments(measure, capsys, arguments, message):
         importlib.import_module("step_time").main([str(a) for a in arguments])
     assert error.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "python, message",
+    [
+        ("absent/python", "cannot be started"),
+        (sys.executable, "No module named"),  # 'fbgemm_gpu'
+    ],
+)
+def test_a_python_without_fbgemm(benchmark, capsys, python, message):
+    if python == sys.executable and importlib.util.find_spec("fbgemm_gpu"):
+        pytest.skip("fbgemm_gpu is installed here")
+    with pytest.raises(SystemExit) as error:
+        benchmark("step_time").main(["--fbgemm-python", python])
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    rule = "--fbgemm-python must be a Python with torch and fbgemm_gpu, received"
+    assert f"{rule} {python!r}: " in said and message in said
 
 
 @pytest.mark.parametrize("rows", [200, 5000, 10**7])
