@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -299,6 +300,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
         )
         axis.grid(alpha=0.3)
     figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     print(f"written: {path}")
 
@@ -310,7 +312,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--tasks", nargs="+", choices=METRICS, default=list(METRICS))
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
-    add("--gowalla", help=".npz with train_user, train_item, test_user, test_item")
+    add("--gowalla", help="folder with train.txt and test.txt, or their .npz")
     add("--movielens", help="ratings file; the default fetches MovieLens-100K")
     add("--examples", type=int, default=500_000, help="of the task zipf")
     add("--epochs", type=int, default=25, help="of the task gowalla")
@@ -323,12 +325,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name in ("examples", "epochs", "seeds", "jobs"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     if "gowalla" in args.tasks:
         if not args.gowalla:
             print("gowalla is left out: --gowalla names no file", file=sys.stderr)
             args.tasks = [task for task in args.tasks if task != "gowalla"]
-        elif not Path(args.gowalla).is_file():
-            parser.error(f"--gowalla: no such file {args.gowalla!r}")
+        elif not Path(args.gowalla).exists():
+            parser.error(f"--gowalla: no such file or folder {args.gowalla!r}")
     return args
 
 

@@ -56,16 +56,32 @@ class Pairs:
 
 
 def load(path: Path) -> Pairs:
-    """Reads an .npz with int arrays train_user, train_item, test_user, test_item."""
-    with np.load(path) as file:
-        missing = [name for name in FILES if name not in file.files]
-        if missing:
-            raise ValueError(f"{path}: must hold {', '.join(FILES)}; no {missing[0]!r}")
-        arrays = {name: file[name].astype(np.int64) for name in FILES}
-    train = np.stack([arrays["train_user"], arrays["train_item"]], 1)
-    test = np.stack([arrays["test_user"], arrays["test_item"]], 1)
+    """The pairs of a folder with train.txt and test.txt, or of an .npz.
+
+    A line of the texts is a user and the user's items; the .npz has the int arrays
+    train_user, train_item, test_user and test_item.
+    """
+    if path.is_dir():
+        train, test = (read_text(path / f"{part}.txt") for part in ("train", "test"))
+    else:
+        with np.load(path) as file:
+            missing = [name for name in FILES if name not in file.files]
+            if missing:
+                raise ValueError(
+                    f"{path}: must hold {', '.join(FILES)}; no {missing[0]!r}"
+                )
+            columns = [file[name].astype(np.int64) for name in FILES]
+        train, test = np.stack(columns[:2], 1), np.stack(columns[2:], 1)
     users, items = np.maximum(train.max(0), test.max(0)) + 1
     return Pairs(int(users), int(items), train, test)
+
+
+def read_text(path: Path) -> np.ndarray:
+    """Pairs [n, 2] of lines of a user and its items."""
+    lines = [np.array(line.split(), np.int64) for line in path.read_text().splitlines()]
+    lines = [line for line in lines if len(line) > 1]
+    users = np.repeat([line[0] for line in lines], [len(line) - 1 for line in lines])
+    return np.stack([users, np.concatenate([line[1:] for line in lines])], 1)
 
 
 def triples(pairs: Pairs, rng: np.random.Generator) -> np.ndarray:

@@ -65,6 +65,15 @@ def test_tuning_holds_out_training_pairs(gowalla, tmp_path):
     assert sorted(map(tuple, together)) == sorted(map(tuple, pairs.train))
 
 
+def test_pairs_of_texts(gowalla, tmp_path):
+    (tmp_path / "train.txt").write_text("0 5 2\n1\n2 0\n")
+    (tmp_path / "test.txt").write_text("0 1\n3 4 5\n")
+    pairs = gowalla.load(tmp_path)
+    assert (pairs.users, pairs.items) == (4, 6)
+    assert pairs.train.tolist() == [[0, 5], [0, 2], [2, 0]]
+    assert pairs.test.tolist() == [[0, 1], [3, 4], [3, 5]]
+
+
 def test_rate_is_the_best_with_worse_neighbours(quality):
     asked = []
 
@@ -138,7 +147,10 @@ def test_tiny_run_resumes(quality, benchmark, tmp_path, capsys, monkeypatch):
 
 def test_wrong_arguments(quality, tmp_path, capsys):
     for arguments, words in (
-        (["--tasks", "gowalla", "--gowalla", "none.npz"], "no such file 'none.npz'"),
+        (
+            ["--tasks", "gowalla", "--gowalla", "none.npz"],
+            "no such file or folder 'none.npz'",
+        ),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--methods", "Lion"], "invalid choice: 'Lion'"),
     ):
