@@ -76,7 +76,7 @@ LOW = "BasisAdam 100:1, equal bytes"
 
 # Near where steps of their size are best: the search goes on from there.
 STEPS = {"gowalla": 1.6e-2, "movielens": 1e-3, "zipf": 8e-3}
-SUMS = {"gowalla": 2.56e-1, "movielens": 1.6e-2, "zipf": 6.4e-2}
+SUMS = {"gowalla": 6.4e-2, "movielens": 1.6e-2, "zipf": 6.4e-2}
 
 METHODS = {
     "Keras Adam": Method(of_keras("Adam"), STEPS, exact=True),
