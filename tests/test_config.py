@@ -321,6 +321,28 @@ ERRORS = [
         r"compensation\.adaptive_rate\.floor must be a number between 0 and 1",
     ),
     (ask("communication", "local_steps", 4, kind="adam"), r"local_steps is unknown"),
+    (
+        ask("communication", "local_steps_doubling", 5),
+        r"communication\.local_steps_doubling must be None where .* received 5",
+    ),
+    (
+        ask("communication", "staleness_decay", 0.5, kind="adam"),
+        r"communication\.staleness_decay must be 1 where delay is 0, received 0\.5",
+    ),
+    (
+        {
+            **ask("optimizer", "lr", 1.0),
+            "communication": {"local_steps": 4, "delay": 1},
+        },
+        r"communication\.delay must be 0 with local_steps=4, received 1",
+    ),
+    (
+        {
+            **ask("communication", "local_steps", 4),
+            "momentum_correction": {"boundaries": [0.1, 0.8]},
+        },
+        r"momentum_correction must not .* communication\.local_steps .* and 4$",
+    ),
     ([1, 2], r"source must be a path, text .* received list"),
     ("- 1\n- 2\n", r"settings must be a mapping .* received list"),
     ("optimizer: {type: adam, type: adam}", r"type must be given once"),
