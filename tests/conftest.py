@@ -37,6 +37,7 @@ BOTH_IN_ONE_PROCESS = ("test_basis_adam.py", "test_errors.py")
 WITHOUT_KERAS = (
     "test_benchmarks",
     "test_build.py",
+    "test_checksums.py",
     "test_command_line.py",
     "test_determinism.py",
     "test_diagnostics_tables.py",
