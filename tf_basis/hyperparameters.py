@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+import os
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -73,6 +74,14 @@ def choice(*names: str | None) -> Rule:
 count = integer("of at least 1", lambda v: v >= 1)
 
 flag = Rule("True or False", lambda v: isinstance(v, bool))
+
+folder = Rule(
+    "the path of a folder",
+    lambda v: isinstance(v, (str, os.PathLike)) and bool(str(v)),
+)
+optional_folder = Rule(
+    f"None or {folder.words}", lambda v: v is None or folder.accepts(v)
+)
 
 
 def _is_frequencies(value: Any) -> bool:
