@@ -34,6 +34,10 @@ def digest(*arrays) -> str:
     return hashlib.sha256(joined).hexdigest()
 
 
+def gradients(rank: int, step: int, shape) -> np.ndarray:
+    return np.random.default_rng([rank, step]).normal(size=shape).astype(np.float32)
+
+
 def shared_state(optimizer) -> list:
     """All optimizer variables but the residuals, as arrays."""
     own = {id(v) for v in optimizer.residual_variables}

@@ -326,11 +326,13 @@ def test_fit_goes_on_where_it_was(tmp_path, case):
         ({"every": "step"}, "every .* received 'step'"),
         ({"keep": 0}, "keep .* received 0"),
         ({"timeout": -1}, "timeout .* received -1"),
+        ({"directory": None}, "directory must be the path of a folder, received None"),
+        ({"directory": ""}, "directory must be the path of a folder, received ''"),
     ],
 )
 def test_the_callback_refuses_bad_arguments(arguments, words):
     with pytest.raises(ValueError, match=words):
-        distributed.CheckpointCallback("folder", **arguments)
+        distributed.CheckpointCallback(**{"directory": "folder", **arguments})
 
 
 def test_parts_must_be_of_a_dataset():

@@ -1,4 +1,4 @@
-"""Reports on tables against plain numpy, their shadow rows, and their advice."""
+"""Reports on tables against plain numpy, and their forms."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, make_slices
-from reference.adam import LazyAdam
+from diagnostics_helpers import LEARNED, ROWS, built, trained, with_shadows
+from helpers import ROOT
 
 import tf_basis
 from tf_basis import diagnostics, moments
-from tf_basis.diagnostics import advice, tables
+from tf_basis.diagnostics import tables
 from tf_basis.diagnostics.distribution import QUANTILES, Distribution
-from tf_basis.diagnostics.measures import measure
 
-ROWS, DIM = 400, 4
-LEARNED = {"invariant_scalar": "learned", "momentum": "shared"}
 CASES = {
     "adam": ("BasisAdam", {"exclusive_rows": 5, "scalar_range": (0.7, 1.5)}),
     "murmur3": ("BasisAdam", {"hashing": "murmur3", "moment_dtype": "bfloat16"}),
@@ -37,36 +34,6 @@ CASES = {
     ),
     "stale": ("BasisAdam", {"stale_decay": True, "row_clipnorm": 1.0}),
 }
-
-
-def batches(steps, rows=ROWS, size=60, seed=0):
-    """Batches with duplicates, a few rows in most of them; rows differ in scale."""
-    rng = np.random.default_rng(seed)
-    scale = np.exp(rng.normal(size=(rows, 1)))
-    for _ in range(steps):
-        ids = (rng.zipf(1.2, size) - 1) % rows
-        yield ids, rng.normal(size=(size, DIM)) * scale[ids]
-
-
-def built(kind="BasisAdam", rows=ROWS, **settings):
-    table = tf.Variable(tf.zeros([rows, DIM]), name="table")
-    settings = {"num_buckets": 20, **settings}
-    optimizer = getattr(tf_basis, kind)(0.01, tables=[table], **settings)
-    optimizer.build([table])
-    return optimizer, table
-
-
-def train(optimizer, table, steps=30, data=None):
-    shape = tuple(table.shape)
-    for ids, values in data or batches(steps, shape[0]):
-        gradient = make_slices(ids, values, shape)
-        optimizer.apply_gradients([(gradient, table)])
-
-
-def trained(kind="BasisAdam", steps=30, **settings):
-    optimizer, table = built(kind, **settings)
-    train(optimizer, table, steps)
-    return optimizer, table
 
 
 # ---- numbers --------------------------------------------------------------------
@@ -203,208 +170,6 @@ def test_a_distribution_counts_signs_zeros_and_what_is_not_finite(rng):
             inside = (finite >= left) & (finite <= right)
             assert abs(inside.sum() - count) <= 50  # zero is an edge of its own
     assert Distribution().as_dict()["mean"] is None
-
-
-# ---- shadow rows ----------------------------------------------------------------
-
-
-def with_shadows(kind="BasisAdam", data=None, steps=30, count=16, **settings):
-    optimizer, table = built(kind, **settings)
-    with diagnostics.ShadowRows(optimizer, rows=count).attached() as shadows:
-        train(optimizer, table, steps, data)
-    return optimizer, table, shadows
-
-
-def errors_of(optimizer, shadows):
-    return diagnostics.report(optimizer, shadows).tables[0]["shadows"]
-
-
-def test_shadow_rows_are_lazy_adam():
-    data = list(batches(12))
-    optimizer, table, shadows = with_shadows(data=data)
-    exact = LazyAdam(np.zeros((ROWS, DIM)), 0.01, 0.9, 0.999, 1e-8)
-    for ids, values in data:
-        exact.step(ids, values)
-    known = shadows.known_of(tables.tables_of(optimizer)[0])
-    rows = known["rows"]
-    # Of the first steps, and no row twice.
-    assert len(set(rows)) == 16 and set(rows) <= set(data[0][0])
-    assert set(np.argsort(-np.bincount(data[0][0]))[:2]) <= set(rows)  # frequent ones
-    np.testing.assert_array_equal(known["counts"], exact.row_steps[rows])
-    np.testing.assert_allclose(known["first"], exact.m[rows], rtol=1e-5, atol=1e-8)
-    np.testing.assert_allclose(known["second"], exact.v[rows], rtol=1e-5)
-    again = with_shadows(data=data)[2]
-    np.testing.assert_array_equal(again.rows_of("table"), rows)
-    # A dense gradient has all rows.
-    shadows.attach()
-    optimizer.apply_gradients([(tf.ones([ROWS, DIM]), table)])
-    shadows.detach()
-    exact.step(np.arange(ROWS), np.ones((ROWS, DIM)))
-    later = shadows.known_of(tables.tables_of(optimizer)[0])
-    np.testing.assert_allclose(later["second"], exact.v[rows], rtol=1e-5)
-
-
-def test_errors_are_those_of_the_formulas():
-    data = list(batches(20))
-    optimizer, table, shadows = with_shadows(data=data, exclusive_rows=3)
-    exact = LazyAdam(np.zeros((ROWS, DIM)), 0.01, 0.9, 0.999, 1e-8)
-    for ids, values in data:
-        exact.step(ids, values)
-    found = errors_of(optimizer, shadows)
-    state, buckets = optimizer.table_state(table), optimizer.buckets(table)
-    by_row = found["by_row"]
-    for i, row in enumerate(by_row["rows"]):
-        b, c = buckets[row], exact.row_steps[row]
-        hat = state["second_moment"][b] / (1 - 0.999 ** state["bucket_steps"][b])
-        ids, values = next((i, v) for i, v in reversed(data) if row in i)
-        g = values[ids == row].sum(axis=0)
-        root = np.sqrt(exact.v[row] / (1 - 0.999**c))
-        s = np.sqrt(hat.mean() / state["row_energy"][row]) if row >= 3 else 1.0
-        s = np.clip(s, 0.1, 10)
-        mine = np.sqrt(hat) / s
-        expected = np.linalg.norm(mine - root) / np.linalg.norm(root)
-        assert by_row["second_moment_error"][i] == pytest.approx(expected, abs=2e-5)
-        assert by_row["scalars"][i] == pytest.approx(s, rel=1e-5)
-        if row >= 3:  # both take the gradient: it follows no first moment
-            u, exactly = g / (mine + 1e-8), g / (root + 1e-8)
-            expected = np.linalg.norm(u - exactly) / np.linalg.norm(exactly)
-            assert by_row["update_error"][i] == pytest.approx(expected, abs=1e-4)
-        else:
-            assert by_row["update_error"][i] < 1e-5
-    settled = np.array(by_row["steps"]) >= 10
-    assert found["settled"] == settled.sum() > 1
-    median = np.median(np.array(by_row["update_error"])[settled])
-    assert found["update_error"]["median"] == pytest.approx(median)
-
-
-OWNERS = {
-    "adam": ("BasisAdam", {}),
-    "shared": ("BasisAdam", {**LEARNED, "scalar_learning_rate": 1e-9}),
-    "stale": ("BasisAdam", {"stale_decay": True, "row_clipnorm": 0.5}),
-    "adagrad": ("BasisAdagrad", {"initial_accumulator_value": 0.1}),
-    "sgd": ("BasisSGD", {"momentum": 0.9, "nesterov": True}),
-    "momentum": ("BasisSGD", {"momentum": 0.9, "momentum_mode": "shared"}),
-}
-
-
-@pytest.mark.parametrize("case", OWNERS)
-def test_error_is_0_for_owners_and_large_where_many_share(case):
-    kind, settings = OWNERS[case]
-    settings = {**settings, "data": list(batches(7))}
-    optimizer, _, shadows = with_shadows(kind, num_buckets=ROWS, **settings)
-    alone = errors_of(optimizer, shadows)
-    assert alone["update_error"]["max"] < 1e-5 and alone["rows"] == 16
-    if kind == "BasisSGD":
-        assert "second_moment_error" not in alone
-    else:
-        assert alone["second_moment_error"]["max"] < 1e-5
-    optimizer, _, shadows = with_shadows(kind, num_buckets=2, **settings)
-    crowded = errors_of(optimizer, shadows)["update_error"]
-    if case == "sgd":  # where rows do not follow what they share
-        assert crowded["max"] < 1e-5
-    else:
-        assert crowded["median"] > 0.05
-
-
-def test_rows_with_a_past_start_from_what_they_see():
-    optimizer, table = trained("BasisAdagrad", steps=8, num_buckets=ROWS)
-    fresh = diagnostics.ShadowRows(optimizer, rows=8)
-    with fresh.attached():
-        train(optimizer, table, data=batches(1, seed=5))
-        fresh.adopt()
-        train(optimizer, table, data=batches(8, seed=6))
-    assert errors_of(optimizer, fresh)["update_error"]["max"] < 1e-5
-    # What a report takes when none are given: those that are attached.
-    assert "shadows" not in diagnostics.report(optimizer).tables[0]
-    with fresh.attached():
-        assert diagnostics.report(optimizer).tables[0]["shadows"]["rows"] == 8
-
-
-# ---- advice ---------------------------------------------------------------------
-
-
-def codes(optimizer, shadows=None) -> set[str]:
-    return {each.code for each in diagnostics.report(optimizer, shadows).advice}
-
-
-def test_a_healthy_table_needs_nothing():
-    optimizer, table = built(num_buckets=100)
-    rng = np.random.default_rng(1)
-    data = [
-        (rng.integers(0, ROWS, 200), rng.normal(size=(200, DIM))) for _ in range(40)
-    ]
-    with diagnostics.ShadowRows(optimizer).attached() as shadows:
-        train(optimizer, table, data=data)
-    found = diagnostics.report(optimizer, shadows)
-    assert found.advice == [] and "nothing to do" in str(found)
-    assert found.tables[0]["shadows"]["settled"] > 50
-
-
-def test_few_buckets_and_large_errors_are_named():
-    optimizer, _, shadows = with_shadows(steps=40, num_buckets=2, **LEARNED)
-    assert codes(optimizer, shadows) == {"few_buckets", "collision_error"}
-    text = str(diagnostics.report(optimizer, shadows))
-    assert "200 rows share a bucket" in text and "momentum='exclusive'" in text
-    optimizer, _ = trained(
-        steps=2, num_buckets=4, hashing="double"
-    )  # 100 rows, counted twice
-    assert "few_buckets" not in codes(optimizer)
-
-
-def test_bad_balance_is_named():
-    # No hash of the package is so bad: what it would look like.
-    optimizer, _ = trained(steps=5)
-    (table,) = tables.tables_of(optimizer)
-    numbers = measure(table).numbers
-    assert advice.advise(table, numbers) == []
-    numbers["load"] |= {"min": 1, "max": 101}
-    (found,) = advice.advise(table, numbers)
-    assert found.code == "bad_balance" and "hashing='balanced'" in found.message
-
-
-def test_scalars_that_swing_or_stand_still_are_named(monkeypatch):
-    monkeypatch.setattr(advice, "STEPS_TO_MOVE", 12)
-    high = {**LEARNED, "scalar_learning_rate": 1000.0}
-    assert "scalar_rate_high" in codes(trained(**high)[0])
-    low = {**LEARNED, "scalar_learning_rate": 1e-6}
-    assert codes(trained(steps=15, **low)[0]) == {"scalar_rate_low"}
-    good = {**LEARNED, "scalar_learning_rate": 0.3}
-    assert codes(trained(steps=15, **good)[0]) == set()
-    narrow = trained(scalar_range=(0.95, 1.05))[0]
-    assert codes(narrow) == {"scalars_at_limits"}
-
-    def record(scalars, kind="learned"):
-        by_row = {"rows": [7, 9], "scalars": scalars}
-        return {"path": "t", "invariant_scalar": kind, "shadows": {"by_row": by_row}}
-
-    back = [record([1.0, 2.0]), record([2.0, 1.0]), record([1.2, 1.8])]
-    assert [a.code for a in advice.swing(back)] == ["scalar_rate_high"]
-    on = [record([1.0, 2.0]), record([2.0, 1.0]), record([2.4, 0.8])]
-    assert advice.swing(on) == [] == advice.swing(back[:2])
-    assert advice.swing([*back[:2], record([1.2, 1.8], "energy")]) == []
-
-
-def test_an_epsilon_too_small_for_the_format_is_named():
-    data = [(i, v * 1e-4) for i, v in batches(8)]
-    half = {"moment_dtype": "float16"}
-    optimizer, table = built(**half)
-    train(optimizer, table, data=data)
-    assert "epsilon_small" in codes(optimizer)
-    assert "set epsilon to 0.000244" in str(diagnostics.report(optimizer))
-    for settings, factor in (
-        ({**half, "epsilon": 1e-3}, 1),
-        (half, 1e4),
-        ({"moment_dtype": "bfloat16"}, 1),
-    ):
-        optimizer, table = built(**settings)
-        train(optimizer, table, data=[(i, v * factor) for i, v in data])
-        assert "epsilon_small" not in codes(optimizer)
-
-
-def test_moments_that_are_not_finite_are_named():
-    optimizer, table = built()
-    train(optimizer, table, data=[([3], np.full((1, DIM), np.nan))])
-    assert "non_finite" in codes(optimizer)
 
 
 # ---- the report -----------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tf_basis.distributed import (
     NORMALIZATION_EVERY_10,
+    AdaptiveBits,
+    AdaptiveRate,
     OneBitCompression,
     Policy,
     Rule,
@@ -62,11 +65,42 @@ def test_own_rules_come_first_and_the_first_counts():
         (("", 1), r"match must be one of the kinds .* received ''"),
         (("dense_kernel",), r"rules must be a list of \(match, bits\)"),
         (7, r"rules must be a list of \(match, bits\).* received 7"),
+        (("dense_kernel", 1.0), "bits must be one of 1, 2, 16, 32, received 1.0"),
+        (("dense_kernel", np.ones(2)), "bits must be one of .* received array"),
+        (("dense_kernel", 1, 1, "a b"), "group must be letters, .* received 'a b'"),
     ],
 )
 def test_bad_rules(rule, message):
     with pytest.raises(ValueError, match=message):
         Policy([rule])
+    if isinstance(rule, tuple) and len(rule) > 1:
+        with pytest.raises(ValueError, match=message):
+            Rule(*rule)
+
+
+@pytest.mark.parametrize("rules", [3, "dense_kernel", "", {}])
+def test_rules_that_are_no_list(rules):
+    with pytest.raises(ValueError, match=r"rules must be a list of .* received"):
+        Policy(rules)
+
+
+@pytest.mark.parametrize(
+    "kind, arguments, message",
+    [
+        (AdaptiveBits, {"raise_above": "x"}, "raise_above must be a number .* 'x'"),
+        (AdaptiveBits, {"lower_below": -1}, "lower_below must be .* above 0, .* -1"),
+        (AdaptiveBits, {"patience": 1.5}, "patience must be an integer .* 1.5"),
+        (AdaptiveBits, {"raise_above": 0.5}, "lower_below must be .* 0.75 and 0.5"),
+        (AdaptiveRate, {"floor": "x"}, "floor must be a number between 0 .* 'x'"),
+        (AdaptiveRate, {"smoothing": 10**400}, "smoothing must be .* received 1000"),
+    ],
+)
+def test_settings_that_adapt_are_checked_when_made(kind, arguments, message):
+    with pytest.raises(ValueError, match="^" + message):
+        kind(**arguments)
+    name = "adaptive_bits" if kind is AdaptiveBits else "adaptive_rate"
+    with pytest.raises(ValueError, match=rf"^{name}\.{message}"):
+        OneBitCompression(**{name: arguments})
 
 
 @pytest.mark.parametrize(

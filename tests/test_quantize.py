@@ -3,90 +3,30 @@
 from __future__ import annotations
 
 import doctest
-import itertools
-import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import BACKENDS, load_golden, run_python, state_digest
+from helpers import load_golden
+from quantize_helpers import (
+    ONE_BIT_TOLERANCE,
+    SIZES,
+    Ranks,
+    check_step,
+    random_values,
+    variable,
+    widths,
+)
 from reference import quantize as reference
 
 from tf_basis.distributed import quantize as module
 from tf_basis.distributed.quantize import (
-    WIDTHS,
     average,
     count_unusable,
     dequantize,
     message_bytes,
     quantize,
 )
-
-# Elements and block: short last blocks, none, less than one, groups of 16.
-SIZES = [(0, 8), (1, 8), (7, 8), (16, 16), (17, 24), (77, 24), (300, 64), (5000, 2048)]
-ONE_BIT_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-
-widths = pytest.mark.parametrize("bits", WIDTHS)
-
-
-def variable(values) -> tf.Variable:
-    return tf.Variable(np.asarray(values, np.float32))
-
-
-def random_values(rng, elements: int) -> np.ndarray:
-    """Elements of many scales, zeros of both signs among them."""
-    values = rng.normal(size=elements) * 10.0 ** rng.uniform(-3, 2, elements)
-    values[rng.random(elements) < 0.1] = 0.0
-    values[rng.random(elements) < 0.1] = -0.0
-    return values.astype(np.float32)
-
-
-def check_step(message, residual, before, u, bits, block):
-    """One step against the reference, to the bit; u is float32."""
-    quantized, wanted = reference.quantize(u, bits, block)
-    assert message.numpy().tobytes() == wanted
-    np.testing.assert_array_equal(
-        residual.numpy(), (u - quantized.astype(np.float32)).astype(np.float32)
-    )
-    restored = dequantize(message, len(u), bits=bits, block=block)
-    np.testing.assert_array_equal(restored.numpy(), quantized.astype(np.float32))
-
-
-class Ranks:
-    """The two-stage exchange of W ranks in one process."""
-
-    def __init__(self, elements, workers, bits, block, function=False):
-        self.elements, self.workers = elements, workers
-        self.format = {"bits": bits, "block": block}
-        blocks = -(-elements // block)
-        per_rank = -(-blocks // workers) * block
-        self.ends = [min(j * per_rank, elements) for j in range(workers + 1)]
-        self.worker_errors = [variable(np.zeros(elements)) for _ in range(workers)]
-        self.server_errors = [
-            variable(np.zeros(end - start))
-            for start, end in itertools.pairwise(self.ends)
-        ]
-        call = self._average
-        self.average = tf.function(call, autograph=False) if function else call
-
-    def _average(self, gradients):
-        """[ranks, n] to [n]"""
-        sent = [
-            quantize(self.worker_errors[i], gradients[i], **self.format)[0]
-            for i in range(self.workers)
-        ]
-        # Owners own whole blocks, so these are the ends of their parts.
-        cuts = [message_bytes(end, **self.format) for end in self.ends]
-        parts = []
-        for j, (start, end) in enumerate(itertools.pairwise(cuts)):
-            received = tf.concat([message[start:end] for message in sent], axis=0)
-            error = self.server_errors[j]
-            parts.append(average(error, received, workers=self.workers, **self.format))
-        return dequantize(tf.concat(parts, axis=0), self.elements, **self.format)
-
-    def server_error(self) -> np.ndarray:
-        return np.concatenate([error.numpy() for error in self.server_errors])
-
 
 # ---- golden values and the reference ---------------------------------------------
 
@@ -263,237 +203,6 @@ def test_count_unusable(backend, elements, rng):
     # Graphs are rewritten: `not a <= b` as `a > b`, which no NaN is.
     traced = tf.function(count_unusable)
     assert int(traced(tf.constant(values))) == len(at)
-
-
-# ---- variables and functions -------------------------------------------------------
-
-
-@widths
-def test_function_equals_eager_in_order(backend, bits, rng):
-    """Two steps and a read in one function; three widths and sizes retrace it."""
-
-    def steps(residual, values, block):
-        first, _ = quantize(residual, values, bits=bits, block=block)
-        between = residual.read_value()
-        second, count = quantize(
-            residual, values, bits=bits, block=block, clip_value=0.5
-        )
-        return first, between, second, count, residual.read_value()
-
-    traced = tf.function(steps, autograph=False)
-    traces = set()
-    for elements, block in ((20, 8), (20, 16), (33, 16), (20, 8)):
-        start, values = rng.normal(size=(2, elements)).astype(np.float32)
-        eager, function = variable(start), variable(start)
-        results = [
-            steps(eager, tf.constant(values), block),
-            traced(function, tf.constant(values), block),
-        ]
-        for one, other in zip(*results):
-            assert one.numpy().tobytes() == other.numpy().tobytes()
-            assert one.shape == other.shape
-        traces.add(traced.experimental_get_tracing_count())
-    assert len(traces) >= 3
-    with pytest.raises(AssertionError):
-        np.testing.assert_array_equal(results[0][1], results[0][4])
-
-
-@widths
-def test_static_lengths_in_a_function(backend, bits):
-    residual = variable(np.zeros(21))
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
-    def exchange(values):
-        message, _ = quantize(residual, values, bits=bits, block=8)
-        assert message.shape == [message_bytes(21, bits=bits, block=8)]
-        message = average(residual, message, workers=1, bits=bits, block=8)
-        restored = dequantize(message, 21, bits=bits, block=8)
-        assert restored.shape == [21]
-        return restored
-
-    assert exchange(tf.ones([21])).shape == [21]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="values"):
-        exchange(tf.ones([22]))
-
-
-def test_xla(rng):
-    values = rng.normal(size=50).astype(np.float32)
-    plain, compiled = variable(np.zeros(50)), variable(np.zeros(50))
-
-    @tf.function(jit_compile=True)
-    def step(values):
-        message, count = quantize(compiled, values, bits=2, block=16, clip_value=1.0)
-        return message, count + count_unusable(values)
-
-    wanted, clipped = quantize(plain, values, bits=2, block=16, clip_value=1.0)
-    message, count = step(tf.constant(values))
-    np.testing.assert_array_equal(message, wanted)
-    np.testing.assert_array_equal(compiled.numpy(), plain.numpy())
-    assert int(count) == int(clipped) > 0
-
-
-@widths
-def test_tensors_that_share_the_buffer_keep_their_values(backend, bits, rng):
-    start = rng.normal(size=40).astype(np.float32)
-    residual = variable(start)
-    old = residual.read_value()
-    message, _ = quantize(residual, old, bits=bits, block=8)
-    np.testing.assert_array_equal(old.numpy(), start)
-    check_step(message, residual, start, start + start, bits, 8)
-
-
-THREADS_SOURCE = """
-import sys
-import tensorflow as tf
-threads = int(sys.argv[1])
-tf.config.threading.set_intra_op_parallelism_threads(threads)
-tf.config.threading.set_inter_op_parallelism_threads(threads)
-import test_quantize
-test_quantize.print_digests()
-assert "horovod" not in sys.modules  # only the exchange needs it
-"""
-
-
-def print_digests() -> None:
-    """One line for each backend and width: the hash of all messages and residuals."""
-    from tf_basis.ops import loader
-
-    for (backend, mode), bits in itertools.product(BACKENDS.items(), WIDTHS):
-        rng = np.random.default_rng(bits)
-        values = random_values(rng, 150_003)
-        if backend == "op":  # numbers that some threads take for zero
-            values[rng.random(150_003) < 0.2] = 1e-40
-            values[2048:4096] = rng.normal(size=2048) * 1e-38
-        with loader.use(mode):
-            arrays = {}
-            ranks = Ranks(len(values), 2, bits, 2048)
-            for step in range(2):
-                result = ranks.average(tf.constant([values, -values + step]))
-                arrays[f"average {step}"] = result.numpy()
-            arrays["server"] = ranks.server_error()
-            for i, error in enumerate(ranks.worker_errors):
-                arrays[f"worker {i}"] = error.numpy()
-            print(backend, bits, state_digest(arrays), flush=True)
-
-
-def test_any_thread_count_gives_the_same_bits(capsys):
-    print_digests()  # with the threads of this process
-    output = capsys.readouterr().out
-    lines = output.splitlines()
-    assert len(lines) == len({line.split()[-1] for line in lines}) == 4
-    for threads in (1, 3):
-        other = run_python(THREADS_SOURCE, str(threads)).stdout
-        assert other == output, f"{threads} threads differ"
-
-
-# ---- errors ------------------------------------------------------------------------
-
-GOOD = {"bits": 1, "block": 8}
-BAD_FORMATS = [
-    ({"bits": 3}, "bits must be .* received 3"),
-    ({"bits": 1.0}, "bits must be .* received 1.0"),
-    ({"bits": True}, "bits must be .* received True"),
-    ({"bits": None}, "bits must be .* received None"),
-    ({"block": 0}, "block must be .* received 0"),
-    ({"block": 12}, "block must be a multiple of 8, received 12"),
-    ({"block": "8"}, "block must be .* received '8'"),
-    ({"block": 8.0}, "block must be .* received 8.0"),
-]
-
-
-@pytest.mark.parametrize("bad, message", BAD_FORMATS, ids=str)
-def test_bad_format(bad, message):
-    arguments, residual = GOOD | bad, variable([1.0])
-    for call in (
-        lambda: message_bytes(1, **arguments),
-        lambda: quantize(residual, [1.0], **arguments),
-        lambda: average(residual, tf.zeros([5], tf.uint8), workers=1, **arguments),
-        lambda: dequantize(tf.zeros([5], tf.uint8), 1, **arguments),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-    np.testing.assert_array_equal(residual.numpy(), [1.0])
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), 1e39, "1"])
-def test_bad_clip_value(value):
-    words = rf"clip_value must be .* received {re.escape(repr(value))}"
-    with pytest.raises(ValueError, match=words):
-        quantize(variable([1.0]), [1.0], clip_value=value, **GOOD)
-
-
-def test_bad_counts_and_residuals():
-    message = tf.zeros([5], tf.uint8)
-    with pytest.raises(ValueError, match=r"workers must be .* received 0"):
-        average(variable([1.0]), message, workers=0, **GOOD)
-    with pytest.raises(ValueError, match=r"elements must be .* received -1"):
-        dequantize(message, -1, **GOOD)
-    with pytest.raises(ValueError, match=r"elements must be .* received 1\.5"):
-        message_bytes(1.5, **GOOD)
-    for bad in (
-        tf.constant([1.0]),
-        tf.Variable([1.0], dtype=tf.float64),
-        variable([[1.0]]),
-        tf.Variable([1.0], shape=[None]),
-    ):
-        with pytest.raises(ValueError, match="residual must"):
-            quantize(bad, [1.0], **GOOD)
-
-
-@pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
-def test_wrong_lengths_change_nothing(backend, function):
-    residual = variable(np.ones(20))
-    size = message_bytes(20, **GOOD)
-
-    def wrapped(call):
-        return tf.function(call, autograph=False) if function else call
-
-    for length in (0, 19, 21):
-        call = wrapped(lambda x: quantize(residual, x, **GOOD))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="values must have"):
-            call(tf.ones([length]))
-    for length in (0, size, 2 * size - 1, 2 * size + 1, 3 * size):
-        call = wrapped(lambda x: average(residual, x, workers=2, **GOOD))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="messages must have"):
-            call(tf.zeros([length], tf.uint8))
-    for length in (0, size - 1, size + 1):
-        call = wrapped(lambda x: dequantize(x, 20, **GOOD))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="message must have"):
-            call(tf.zeros([length], tf.uint8))
-    np.testing.assert_array_equal(residual.numpy(), np.ones(20))
-
-
-def test_the_ops_check_what_reaches_them_directly():
-    from tf_basis.ops import loader
-
-    with loader.use("require"):
-        library = loader.library()
-    message = tf.zeros([5], tf.uint8)
-    for arguments, words in (
-        ({"elements": 2**62, **GOOD}, "elements must be"),
-        ({"elements": -1, **GOOD}, "elements must be"),
-        ({"elements": 1, "bits": 3, "block": 8}, "bits must be"),
-        ({"elements": 1, "bits": 1, "block": 9}, "block must be"),
-        ({"elements": 1, "bits": 1, "block": 2**63 - 8}, None),
-    ):
-        if words is None:
-            assert library.tf_basis_dequantize_blocks(message, **arguments).shape == 1
-            continue
-        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-            library.tf_basis_dequantize_blocks(message, **arguments)
-    for residual, words in (
-        (tf.Variable([1, 2]), "must be float, received int32"),
-        (tf.Variable([[1.0, 2.0]]), "residual must be of rank 1"),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-            library.tf_basis_quantize_blocks(
-                residual.handle, [[1.0, 2.0]], [], [], **GOOD
-            )
-
-
-def test_sizes_beyond_32_bits():
-    assert message_bytes(2**40, bits=1, block=2048) == 2**37 + 4 * 2**29
-    assert message_bytes(2**40 + 9, bits=2, block=2048) == 2**38 + 8 * 2**29 + 8 + 3
 
 
 def test_docstrings():

@@ -13,6 +13,7 @@ from tf_basis.distributed import (
     auto,
     compression,
     metadata,
+    onebit_local,
     onebit_rule,
     policy,
     watch,
@@ -154,6 +155,8 @@ def check_sections(data: Any) -> dict[str, Settings]:
             onebit_rule.check_schedule(**schedule)
         except ValueError as error:
             raise ValueError(f"momentum_correction.{error}") from None
+    if "communication" in checked:
+        _check_communication(checked)
     for pattern, own in (checked.get("tables", {}).get("table_settings") or {}).items():
         path = f"tables.table_settings.{pattern}"
         check(path, own, _MAPPING)
@@ -163,6 +166,30 @@ def check_sections(data: Any) -> dict[str, Settings]:
         for name, value in (own or {}).items():
             check(f"{path}.{name}", value, allowed[name])
     return checked
+
+
+def _check_communication(checked: Mapping[str, Settings]) -> None:
+    """Raises ValueError where its settings do not go together."""
+    settings = {
+        "delay": 0,
+        "staleness_decay": 1.0,
+        "local_steps": 1,
+        "local_steps_doubling": None,
+        **checked["communication"],
+    }
+    steps, delay = settings["local_steps"], settings["delay"]
+    if steps > 1 and "momentum_correction" in checked:
+        raise ValueError(
+            "momentum_correction must not be given where communication.local_steps is "
+            f"above 1, received {checked['momentum_correction']!r} and {steps}"
+        )
+    try:
+        compression.check_staleness(delay, settings["staleness_decay"])
+        onebit_local.check_local_steps(
+            steps, settings["local_steps_doubling"], "frozen", delay
+        )
+    except ValueError as error:
+        raise ValueError(f"communication.{error}") from None
 
 
 def sections_of(kind: str, dense_kind: str | None) -> dict[str, dict[str, Rule]]:

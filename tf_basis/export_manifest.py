@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_basis import layout_record
+from tf_basis import checksums, layout_record
 from tf_basis._version import __version__
 from tf_basis.adapters import keras_modules, model_state
 
@@ -38,7 +38,7 @@ def entries_of(named: model_state.Named, group: str) -> list[Entry]:
                 "name": name,
                 "shape": list(value.shape),
                 "dtype": tf.as_dtype(variable.dtype).name,
-                "sha256": digest(value),
+                "sha256": checksums.of_array(value),
                 "key": f"{group}/{i}/.ATTRIBUTES/VARIABLE_VALUE",
             }
         )
@@ -49,12 +49,6 @@ def _value_of(variable: tf.Variable) -> np.ndarray:
     """Without a copy where there is a way: tables are large."""
     read = getattr(variable, "read_value_no_copy", None)
     return np.asarray(tf.convert_to_tensor(variable) if read is None else read())
-
-
-def digest(value: np.ndarray) -> str:
-    """sha256 of the bytes of an array in C order."""
-    flat = np.ascontiguousarray(value).reshape(-1)
-    return hashlib.sha256(flat.view(np.uint8)).hexdigest()
 
 
 def class_names(optimizer: Any) -> list[str]:

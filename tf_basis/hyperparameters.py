@@ -6,8 +6,10 @@ the value received.  Optimizers call `check_all` before they touch any state.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
+import os
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -59,7 +61,12 @@ def choice(*names: str | None) -> Rule:
     """One of a few names."""
     return Rule(
         f"one of {', '.join(map(repr, names))}",
-        lambda v: v in names and not isinstance(v, bool),
+        # 1.0, an array or a tensor may equal a name, too.
+        lambda v: (
+            isinstance(v, (str, numbers.Integral, type(None)))
+            and not isinstance(v, bool)
+            and v in names
+        ),
     )
 
 
@@ -67,6 +74,14 @@ def choice(*names: str | None) -> Rule:
 count = integer("of at least 1", lambda v: v >= 1)
 
 flag = Rule("True or False", lambda v: isinstance(v, bool))
+
+folder = Rule(
+    "the path of a folder",
+    lambda v: isinstance(v, (str, os.PathLike)) and bool(str(v)),
+)
+optional_folder = Rule(
+    f"None or {folder.words}", lambda v: v is None or folder.accepts(v)
+)
 
 
 def _is_frequencies(value: Any) -> bool:
@@ -186,7 +201,8 @@ def check(name: str, value: Any, rule: Rule | None = None) -> None:
     rule = rule or RULES[name]
     try:
         accepted = rule.accepts(value)
-    except TypeError:  # an unhashable or array value in a comparison
+    # An unhashable or array value in a comparison, an integer beyond all floats.
+    except (TypeError, ValueError, OverflowError):
         accepted = False
     if not accepted:
         raise ValueError(f"{name} must be {rule.words}, received {value!r}")
@@ -200,6 +216,24 @@ def check_all(
     for name, value in arguments.items():
         if name in rules:
             check(name, value, rules[name])
+
+
+def checked_when_made(check_made: Callable[[Any], None]) -> Callable[[type], type]:
+    """Makes a NamedTuple call `check_made(it)` before anyone is given it."""
+
+    def decorate(cls: type) -> type:
+        make = cls.__new__
+
+        @functools.wraps(make)
+        def new(*args: Any, **kwargs: Any) -> Any:
+            made = make(*args, **kwargs)
+            check_made(made)
+            return made
+
+        cls.__new__ = staticmethod(new)  # a NamedTuple's body cannot define it
+        return cls
+
+    return decorate
 
 
 def checked_learning_rate(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_basis import export_manifest, hyperparameters, restore_tables
+from tf_basis import checksums, export_manifest, hyperparameters, restore_tables
 from tf_basis.adapters import model_state
 from tf_basis.export_manifest import Entry
 
@@ -186,7 +186,7 @@ def reader(directory: Path) -> Callable[[Entry], np.ndarray]:
             ) from error
         value = np.asarray(value)
         same = list(value.shape) == entry["shape"]
-        found = export_manifest.digest(value) if same else f"of shape {value.shape}"
+        found = checksums.of_array(value) if same else f"of shape {value.shape}"
         export_manifest.check(f"{prefix}: {entry['name']}", entry["sha256"], found)
         return value
 

@@ -1,82 +1,29 @@
-"""Callbacks, broadcast and metric averages on two ranks."""
+"""Broadcasts on two ranks: what a training starts with."""
 
 from __future__ import annotations
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from helpers import active_flavor, state_digest, to_numpy, variables_of
+from callback_helpers import (
+    FLAVOR,
+    Spy,
+    X,
+    Y,
+    arrays,
+    basis_adam,
+    fit,
+    make_model,
+    train_apart,
+)
+from helpers import state_digest, to_numpy, variables_of
 from horovod_rank import check, error_of
 
+import horovod_workers.callbacks_logs  # noqa: F401  its checks run in this launch too
 from tf_basis import BasisAdam, distributed
 from tf_basis.distributed import broadcast
 
 keras = tf.keras
-FLAVOR = active_flavor()
-X = np.arange(24, dtype=np.int32).reshape(12, 2) % 30
-Y = (X.sum(axis=1, keepdims=True) % 3 == 0).astype(np.float32)
-
-
-class Spy(keras.callbacks.Callback):
-    """Calls functions at the moments given."""
-
-    def __init__(self, **moments):
-        super().__init__()
-        self.moments = moments
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.moments.get("epoch_begin", lambda *_: None)(epoch, logs)
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.moments.get("epoch_end", lambda *_: None)(epoch, logs)
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.moments.get("batch_begin", lambda *_: None)(batch, logs)
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.moments.get("batch_end", lambda *_: None)(batch, logs)
-
-
-def basis_adam(**more):
-    dense = keras.optimizers.Adam(0.01 * (hvd.rank() + 1))
-    return BasisAdam(
-        0.02, compression_ratio=4, tables="embed", dense_optimizer=dense, **more
-    )
-
-
-def make_model(optimizer, width=4, layer=keras.layers.Dense):
-    """Weights differ between ranks."""
-    keras.utils.set_random_seed(hvd.rank() + 5)
-    inputs = keras.Input((2,), dtype="int32")
-    hidden = keras.layers.Embedding(30, 4)(inputs)
-    hidden = keras.layers.Dropout(0.2)(keras.layers.Flatten()(hidden))
-    hidden = keras.layers.BatchNormalization()(layer(width)(hidden))
-    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
-    # What a step does is not the matter here: tracing costs more than it saves.
-    model.compile(optimizer, "binary_crossentropy", metrics=["mae"], run_eagerly=True)
-    return model
-
-
-def arrays(model) -> dict:
-    everything = [*model.variables]
-    for each in distributed.callbacks.nested_optimizers(model.optimizer):
-        everything += variables_of(each)
-    rate = getattr(model.optimizer, "_learning_rate", None)
-    everything += [rate] if hasattr(rate, "assign") else []
-    return {f"{i:03d}": to_numpy(v) for i, v in enumerate(everything)}
-
-
-def fit(model, *callbacks, first=0, last=1, **more):
-    arguments = {"batch_size": 4, "verbose": 0, "shuffle": False, **more}
-    return model.fit(
-        X, Y, initial_epoch=first, epochs=last, callbacks=list(callbacks), **arguments
-    )
-
-
-def train_apart(model):
-    """Different optimizer state on the ranks, rank 1 has made more steps."""
-    fit(model, last=1 + hvd.rank())
-    return model
 
 
 def state_at_start(model, root, **more):
@@ -306,127 +253,6 @@ def differing_variables_are_refused():
         "numbered": error_of(distributed.broadcast_variables, numbered),
         "after": float(kept[0]),
     }
-
-
-@check
-def metrics_are_averaged():
-    rank = hvd.rank()
-    own = {"val_loss": 3.0} if rank == 0 else {"other": np.float32(0.5)}
-    mine = {"loss": 0.1 + rank, "note": f"r{rank}", "f1": np.arange(2.0) * rank, **own}
-    return {
-        "plain": distributed.average_metrics(mine),
-        "weighted": distributed.average_metrics(
-            {"loss": 1.0 + rank}, weight=1 + 2 * rank
-        ),
-        "zero": distributed.average_metrics({"loss": [np.nan, 7.0][rank]}, weight=rank),
-        "empty": distributed.average_metrics({}),
-        "shapes": error_of(distributed.average_metrics, {"x": np.zeros(1 + rank)}),
-        "weights": error_of(distributed.average_metrics, {"x": 1.0}, weight=-rank),
-        "none": error_of(distributed.average_metrics, {"x": 1.0}, weight=0),
-    }
-
-
-@check
-def logs_are_averaged_before_other_callbacks():
-    model = make_model(keras.optimizers.SGD(0.1))
-    own, seen = [], []
-    history = model.fit(
-        X[: 4 + 4 * hvd.rank()],
-        Y[: 4 + 4 * hvd.rank()],
-        validation_data=(X, Y) if hvd.rank() == 0 else None,
-        batch_size=4,
-        epochs=2,
-        verbose=0,
-        callbacks=[
-            Spy(epoch_end=lambda _, logs: own.append(dict(logs))),
-            distributed.MetricAverageCallback(),
-            Spy(epoch_end=lambda _, logs: seen.append(dict(logs))),
-        ],
-    )
-    return {"own": own, "seen": seen, "history": history.history}
-
-
-def rates_of_fit(optimizer, look, *, warmup, **more):
-    rates = []
-    model = make_model(optimizer)
-    fit(model, warmup, Spy(batch_begin=lambda *_: rates.append(look())), **more)
-    return rates
-
-
-def number(variable):
-    return float(to_numpy(variable))
-
-
-@check
-def learning_rate_warms_up():
-    adam = keras.optimizers.Adam(0.5)
-    plain = rates_of_fit(
-        adam,
-        lambda: number(adam.learning_rate),
-        warmup=distributed.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1),
-        last=3,
-    )
-    both = BasisAdam(0.2, tables="embed", dense_optimizer=keras.optimizers.Adam(0.05))
-    nested = rates_of_fit(
-        both,
-        lambda: (
-            number(both.learning_rate),
-            number(both.dense_optimizer.learning_rate),
-        ),
-        warmup=distributed.LearningRateWarmupCallback(0.2, 0.5, steps_per_epoch=4),
-    )
-    late = keras.optimizers.SGD(0.7)
-    resumed = rates_of_fit(
-        late,
-        lambda: number(late.learning_rate),
-        warmup=distributed.LearningRateWarmupCallback(0.1, warmup_epochs=2),
-        first=1,
-        last=3,
-    )
-    return {"plain": plain, "nested": nested, "resumed": resumed}
-
-
-@check
-def ranks_of_different_length_warm_up_alike():
-    sgd = keras.optimizers.SGD(0.1)
-    size = 4 + 4 * hvd.rank()
-    rates, model = [], make_model(sgd)
-    model.fit(
-        X[:size],
-        Y[:size],
-        batch_size=2,
-        verbose=0,
-        callbacks=[
-            distributed.LearningRateWarmupCallback(0.1, warmup_epochs=1),
-            Spy(batch_begin=lambda *_: rates.append(number(sgd.learning_rate))),
-        ],
-    )
-    return rates
-
-
-@check
-def warm_up_refuses_on_all_ranks():
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    rate = schedule if hvd.rank() == 1 else 0.1
-    warmup = distributed.LearningRateWarmupCallback
-
-    def endless():
-        while True:
-            yield X[:4], Y[:4]
-
-    def unknown():
-        model = make_model(keras.optimizers.SGD(0.1))
-        if hvd.rank() == 0:
-            fit(model, warmup(0.1))
-        signature = (tf.TensorSpec([4, 2], tf.int32), tf.TensorSpec([4, 1], tf.float32))
-        data = tf.data.Dataset.from_generator(endless, output_signature=signature)
-        model.fit(data.take(3), verbose=0, callbacks=[warmup(0.1)])
-
-    return [
-        error_of(fit, make_model(keras.optimizers.SGD(rate)), warmup(0.1)),
-        error_of(fit, make_model(keras.optimizers.SGD(0.1)), warmup(0.1 + hvd.rank())),
-        error_of(unknown),
-    ]
 
 
 @check

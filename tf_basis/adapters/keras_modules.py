@@ -21,5 +21,18 @@ def keras_of(name: str) -> ModuleType:
 
 
 def flavor_of(optimizer: Any) -> str:
-    """`"keras3"` or `"tf_keras"`: the flavour of an optimizer of this package."""
-    return optimizer._keras.__name__.rsplit(".", 1)[-1]
+    """`"keras3"` or `"tf_keras"`: the flavour of Keras whose optimizer this is.
+
+    Raises:
+      ValueError: of none.
+    """
+    # The active one first: the other may not be loaded, and need not be.
+    for name in sorted(flavor.FLAVORS, key=lambda n: n != flavor.active()):
+        try:
+            if isinstance(optimizer, flavor.load_adapter(name).Optimizer):
+                return name
+        except ImportError:
+            continue
+    raise ValueError(
+        f"optimizer must be an optimizer of Keras 3 or tf_keras, received {optimizer!r}"
+    )

@@ -16,7 +16,7 @@ from tf_basis.diagnostics import advice
 from tf_basis.diagnostics.report import Report, report
 from tf_basis.diagnostics.shadows import ROWS_RULE, ShadowRows
 from tf_basis.diagnostics.tables import parts_of
-from tf_basis.distributed.statistics import FOLDER_RULE, RANKS_RULE
+from tf_basis.distributed.statistics import RANKS_RULE
 from tf_basis.distributed.world import World
 
 _UNITS = ("epoch", "step")
@@ -86,7 +86,7 @@ class CollisionReportMixin:
             ("every", every, hyperparameters.count),
             ("unit", unit, hyperparameters.choice(*_UNITS)),
             ("shadow_rows", shadow_rows, ROWS_RULE),
-            ("log_dir", log_dir, FOLDER_RULE),
+            ("log_dir", log_dir, hyperparameters.optional_folder),
             ("html", html, _PAGE),
             ("ranks", ranks, RANKS_RULE),
         ]:

@@ -78,6 +78,7 @@ class CheckpointCallbackMixin:
     ) -> None:
         super().__init__()
         for argument, value, rule in [
+            ("directory", directory, hyperparameters.folder),
             ("every", every, _EVERY),
             ("keep", keep, KEEP_RULE),
             ("timeout", timeout, watch.TIMEOUT_RULE),

@@ -33,6 +33,14 @@ RULES = {
 }
 
 
+def check_staleness(delay: int, staleness_decay: float) -> None:
+    """Raises ValueError where something is to decay that is never stale."""
+    if staleness_decay != 1 and not delay:
+        raise ValueError(
+            f"staleness_decay must be 1 where delay is 0, received {staleness_decay}"
+        )
+
+
 class _Hook:
     """A method that a class offers too, through one instance with the defaults.
 
@@ -131,11 +139,7 @@ class OneBitCompression:
             "staleness_decay": staleness_decay,
         }
         hyperparameters.check_all({**settings, "sparse_values": sparse_values}, RULES)
-        if staleness_decay != 1 and not delay:
-            raise ValueError(
-                "staleness_decay must be 1 where delay is 0, received "
-                f"{staleness_decay}"
-            )
+        check_staleness(delay, staleness_decay)
         self.policy, self.sparse_values = Policy.of(policy), sparse_values
         self.feedback = Feedback(
             **settings,

@@ -7,10 +7,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tf_basis import hyperparameters
+from tf_basis import checksums, hyperparameters
 from tf_basis.adapters import keras_modules
 from tf_basis.distributed import watch
 from tf_basis.distributed.broadcast import name_of, native
@@ -145,10 +144,8 @@ class ReplicaDriftCheckMixin:
 
 def digest(variable: Any) -> str:
     """A hash of the bytes of a variable, its dtype and shape."""
-    value = np.ascontiguousarray(tf.convert_to_tensor(native(variable)).numpy())
-    hashed = hashlib.sha256(f"{value.dtype} {value.shape}".encode())
-    hashed.update(value.reshape(-1).view(np.uint8))
-    return hashed.hexdigest()
+    value = tf.convert_to_tensor(native(variable)).numpy()
+    return checksums.of_array(value, f"{value.dtype} {value.shape}")
 
 
 @functools.cache

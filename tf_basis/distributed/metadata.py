@@ -18,8 +18,31 @@ from tf_basis.distributed.exchange import NewVariable
 NAMES = ("mean", "variance", "relative_error", "residual_norm", "clipped_share")
 _PER_GROUP = 4
 _SHARE = hyperparameters.real("between 0 and 1", lambda v: 0 < v < 1)
+_ABOVE_0 = hyperparameters.real("above 0", lambda v: v > 0)
+_RULES = {
+    "floor": _SHARE,
+    "smoothing": _SHARE,
+    "raise_above": _ABOVE_0,
+    "lower_below": _ABOVE_0,
+    "patience": hyperparameters.integer("of at least 1", lambda v: v >= 1),
+}
 
 
+def _check(settings: dict[str, Any], path: str = "") -> None:
+    for name, value in settings.items():
+        hyperparameters.check(path + name, value, _RULES[name])
+    if "patience" in settings and settings["lower_below"] >= settings["raise_above"]:
+        raise ValueError(
+            f"{path}lower_below must be below raise_above, received "
+            f"{settings['lower_below']} and {settings['raise_above']}"
+        )
+
+
+def _check_made(settings: AdaptiveRate | AdaptiveBits) -> None:
+    _check(settings._asdict())
+
+
+@hyperparameters.checked_when_made(_check_made)
 class AdaptiveRate(NamedTuple):
     r"""Learns the less, the less bits say: rate · max(floor, 1 − error).
 
@@ -29,12 +52,16 @@ class AdaptiveRate(NamedTuple):
     Args:
       floor: the least factor, between 0 and 1. Default 0.5.
       smoothing: between 0 and 1. Default 0.9.
+
+    Raises:
+      ValueError: an argument breaks its rule.
     """
 
     floor: float = 0.5
     smoothing: float = 0.9
 
 
+@hyperparameters.checked_when_made(_check_made)
 class AdaptiveBits(NamedTuple):
     """Lets a group of one bit travel in two while one bit says too little.
 
@@ -44,21 +71,14 @@ class AdaptiveBits(NamedTuple):
       lower_below: where the relative error in two bits was below it in `patience`
         exchanges in a row, one bit does. Default 0.75.
       patience: at least 1. Default 100.
+
+    Raises:
+      ValueError: an argument breaks its rule, or lower_below is not below raise_above.
     """
 
     raise_above: float = 0.95
     lower_below: float = 0.75
     patience: int = 100
-
-
-_RULES = {
-    AdaptiveRate: {"floor": _SHARE, "smoothing": _SHARE},
-    AdaptiveBits: {
-        "raise_above": hyperparameters.real("above 0", lambda v: v > 0),
-        "lower_below": hyperparameters.real("above 0", lambda v: v > 0),
-        "patience": hyperparameters.integer("of at least 1", lambda v: v >= 1),
-    },
-}
 
 
 def checked(argument: str, value: Any, cls: type) -> Any:
@@ -73,18 +93,13 @@ def checked(argument: str, value: Any, cls: type) -> Any:
     if value is True:
         return cls()
     if isinstance(value, dict) and set(value) <= set(cls._fields):
-        value = cls(**value)
+        value = {**cls._field_defaults, **value}
+        _check(value, f"{argument}.")
+        return cls(**value)
     if not isinstance(value, cls):
         raise ValueError(
             f"{argument} must be None, True, an {cls.__name__} or a dict of "
             f"{list(cls._fields)}, received {value!r}"
-        )
-    for name, setting in value._asdict().items():
-        hyperparameters.check(f"{argument}.{name}", setting, _RULES[cls][name])
-    if cls is AdaptiveBits and value.lower_below >= value.raise_above:
-        raise ValueError(
-            f"{argument}.lower_below must be below raise_above, received "
-            f"{value.lower_below} and {value.raise_above}"
         )
     return value
 

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from tf_basis import hyperparameters
-from tf_basis.adapters import flavor
+from tf_basis.adapters import flavor, keras_modules
 from tf_basis.distributed import auto, watch
 from tf_basis.distributed.optimizer_step import (
     DistributedStepMixin,
@@ -115,7 +115,7 @@ def DistributedOptimizer(  # noqa: N802  a class to its users, as in Horovod
 
     Reference: Sergeev and Del Balso 2018, "Horovod".
     """
-    name = flavor_of(optimizer)
+    name = keras_modules.flavor_of(optimizer)
     for argument, value in [
         ("timeout", timeout),
         ("average_aggregated_gradients", average_aggregated_gradients),
@@ -173,23 +173,6 @@ def _copy_exclusions(source: Any, target: Any) -> None:
     for name, value in vars(source).items():
         if name.startswith("_exclude_from_weight_decay"):
             setattr(target, name, value)
-
-
-def flavor_of(optimizer: Any) -> str:
-    """The flavour of Keras whose optimizer this is.
-
-    Raises:
-      ValueError: of none.
-    """
-    for name in flavor.FLAVORS:
-        try:
-            if isinstance(optimizer, flavor.load_adapter(name).Optimizer):
-                return name
-        except ImportError:
-            continue
-    raise ValueError(
-        f"optimizer must be an optimizer of Keras 3 or tf_keras, received {optimizer!r}"
-    )
 
 
 @functools.cache

@@ -21,6 +21,11 @@ RULES = {
         lambda v: isinstance(v, str) and re.fullmatch(r"\w*", v) is not None,
     ),
     "min_elements": hyperparameters.integer("of at least 0", lambda v: v >= 0),
+    "rules": hyperparameters.Rule(
+        "a list of (match, bits), (match, bits, interval) or (match, bits, interval, "
+        "group)",
+        lambda v: not isinstance(v, (str, bytes, dict)) and iter(v) is not None,
+    ),
     "match": hyperparameters.Rule(
         f"one of the kinds {KINDS} or a regular expression for the path of a variable",
         lambda v: isinstance(v, str) and bool(v),
@@ -28,6 +33,17 @@ RULES = {
 }
 
 
+def _check_rule(rule: Rule) -> None:
+    hyperparameters.check_all(rule._asdict(), RULES)
+    try:
+        re.compile(rule.match)
+    except re.error as error:
+        raise ValueError(
+            f"match must be {RULES['match'].words}, received {rule.match!r} ({error})"
+        ) from None
+
+
+@hyperparameters.checked_when_made(_check_rule)
 class Rule(NamedTuple):
     """Variables of a kind, or whose path a pattern is found in, and how they travel.
 
@@ -38,6 +54,9 @@ class Rule(NamedTuple):
         the k gradients. Default 1.
       group: variables of one group, bits and interval share a buffer, statistics and
         what adapts to these. Default "".
+
+    Raises:
+      ValueError: an argument breaks its rule.
     """
 
     match: str
@@ -95,6 +114,7 @@ class Policy:
     def __init__(
         self, rules: Iterable[Rule | Sequence[Any]] = (), min_elements: int = 1024
     ) -> None:
+        hyperparameters.check("rules", rules, RULES["rules"])
         hyperparameters.check("min_elements", min_elements, RULES["min_elements"])
         self.rules = tuple(_rule(r) for r in rules)
         self.min_elements = min_elements
@@ -163,20 +183,8 @@ def _rule(value: Any) -> Rule:
     try:
         if isinstance(value, str):
             raise TypeError("no sequence of a match and bits")
-        rule = Rule(*value)
+        return Rule(*value)
     except TypeError:
         raise ValueError(
-            "rules must be a list of (match, bits), (match, bits, interval) or (match, "
-            f"bits, interval, group), received {value!r}"
+            f"rules must be {RULES['rules'].words}, received {value!r}"
         ) from None
-    for name, each in rule._asdict().items():
-        hyperparameters.check(name, each, RULES[name])
-    if rule.match not in KINDS:
-        try:
-            re.compile(rule.match)
-        except re.error as error:
-            raise ValueError(
-                f"match must be {RULES['match'].words}, received {rule.match!r} "
-                f"({error})"
-            ) from None
-    return rule

@@ -12,10 +12,6 @@ from tf_basis.distributed.residuals import exchangers
 from tf_basis.distributed.scalars import ScalarWriter
 from tf_basis.distributed.world import World
 
-_FOLDER = hyperparameters.Rule(
-    "None or a path", lambda v: v is None or isinstance(v, (str, os.PathLike))
-)
-
 
 class QuantizationStatisticsMixin:
     """Records `quantization_statistics` of the optimizer in `fit`.
@@ -47,7 +43,7 @@ class QuantizationStatisticsMixin:
         super().__init__()
         for name, value, rule in [
             ("every", every, hyperparameters.count),
-            ("log_dir", log_dir, _FOLDER),
+            ("log_dir", log_dir, hyperparameters.optional_folder),
             ("logs", logs, hyperparameters.flag),
         ]:
             hyperparameters.check(name, value, rule)

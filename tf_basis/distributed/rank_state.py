@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_basis import layout_record
+from tf_basis import checksums, layout_record
 from tf_basis.distributed import residuals, snapshot
 from tf_basis.distributed.broadcast import name_of, native
 from tf_basis.distributed.callbacks import build, is_built, optimizer_variables
@@ -127,8 +126,7 @@ class ModelState:
 
     def digests(self) -> list[str]:
         """Of the values of `untrained`."""
-        values = [self.shared[i][1].numpy() for i in self.untrained]
-        return [hashlib.sha256(np.ascontiguousarray(v)).hexdigest() for v in values]
+        return [checksums.of_array(self.shared[i][1].numpy()) for i in self.untrained]
 
     # ---- as tensors of a file ----------------------------------------------------
 

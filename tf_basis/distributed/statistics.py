@@ -24,10 +24,6 @@ RANKS_RULE = hyperparameters.Rule(
     lambda v: v is None or (isinstance(v, (list, tuple)) and all(map(_is_rank, v))),
 )
 _is_rank = hyperparameters.integer("of at least 0", lambda v: v >= 0).accepts
-FOLDER_RULE = hyperparameters.Rule(
-    "None or the path of a folder",
-    lambda v: v is None or (isinstance(v, (str, os.PathLike)) and bool(str(v))),
-)
 
 
 class GradientStatisticsMixin:
@@ -87,7 +83,7 @@ class GradientStatisticsMixin:
         for name, value, rule in [
             ("every", every, hyperparameters.count),
             ("ranks", ranks, RANKS_RULE),
-            ("log_dir", log_dir, FOLDER_RULE),
+            ("log_dir", log_dir, hyperparameters.optional_folder),
             ("logs", logs, hyperparameters.flag),
         ]:
             hyperparameters.check(name, value, rule)

@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 from tf_basis.adapters import keras_modules
-from tf_basis.distributed.optimizer import flavor_of
 from tf_basis.distributed.residuals import exchangers
 
 
@@ -32,7 +31,7 @@ def synchronize(optimizer: Any) -> None:
     >>> synchronize(optimizer)
     """
     optimizer = getattr(optimizer, "optimizer", optimizer)
-    flavor_of(optimizer)  # or an error
+    keras_modules.flavor_of(optimizer)  # or an error
     for owner, _ in exchangers(optimizer):
         if hasattr(owner, "synchronize"):
             owner.synchronize()

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "core/packed_message.h"
+#include "kernels/block_op.h"
 #include "kernels/kernel_util.h"
 #include "kernels/zlib_bytes.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -21,14 +22,8 @@ class SegmentOp : public OpKernel {
   explicit SegmentOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     int64_t bits, block;
     std::vector<int64_t> elements;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bits", &bits));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("block", &block));
+    OP_REQUIRES_OK(ctx, GetBlockForm(ctx, &bits, &block));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("elements", &elements));
-    OP_REQUIRES(ctx, bits == 1 || bits == 2,
-                InvalidArgument("bits must be 1 or 2, received ", bits));
-    OP_REQUIRES(
-        ctx, block >= 8 && block % 8 == 0,
-        InvalidArgument("block must be a multiple of 8, received ", block));
     constexpr int64_t kMost = int64_t{1} << 40;
     for (const int64_t count : elements) {
       OP_REQUIRES(
@@ -45,13 +40,6 @@ class SegmentOp : public OpKernel {
   }
 
  protected:
-  static absl::Status CheckVector(const Tensor& tensor, const char* name,
-                                  int64_t length) {
-    if (tensor.shape() == TensorShape({length})) return absl::OkStatus();
-    return InvalidArgument(name, " must have the shape [", length,
-                           "], received ", tensor.shape().DebugString());
-  }
-
   std::vector<BlockLayout> segments_;
   int64_t scales_ = 0, message_bytes_ = 0;
 };
@@ -62,7 +50,7 @@ class PackMessageOp : public SegmentOp {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& message = ctx->input(0);
-    OP_REQUIRES_OK(ctx, CheckVector(message, "message", message_bytes_));
+    OP_REQUIRES_OK(ctx, CheckLength(message, "message", message_bytes_));
     OP_REQUIRES(ctx, ctx->input(1).dims() == 0,
                 InvalidArgument("with_scales must be a scalar, received shape ",
                                 ctx->input(1).shape().DebugString()));
@@ -130,7 +118,7 @@ class UnpackMessageOp : public SegmentOp {
     OP_REQUIRES(ctx, packed.dims() == 1,
                 InvalidArgument("packed must be of rank 1, received ",
                                 packed.shape().DebugString()));
-    OP_REQUIRES_OK(ctx, CheckVector(ctx->input(1), "known", scales_));
+    OP_REQUIRES_OK(ctx, CheckLength(ctx->input(1), "known", scales_));
     Tensor *message = nullptr, *scales = nullptr;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({message_bytes_}), &message));

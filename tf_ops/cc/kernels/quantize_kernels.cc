@@ -2,16 +2,13 @@
 #include <sys/mman.h>
 #endif
 
-#include <algorithm>
 #include <atomic>
-#include <type_traits>
-#include <utility>
+#include <vector>
 
 #include "core/block_quantize.h"
-#include "core/frozen_step.h"
+#include "kernels/block_op.h"
 #include "kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/denormal.h"
 
 namespace tf_basis {
 namespace {
@@ -21,20 +18,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-// Calls work(begin, end) over the blocks on the threads of the device. Those
-// take denormal numbers for zero; the calling thread, which works too, need
-// not.
-void ForBlocks(OpKernelContext* ctx, const BlockLayout& layout,
-               int64_t cycles_per_element,
-               const std::function<void(int64_t, int64_t)>& work) {
-  const int64_t longest = std::min(layout.block, layout.elements);
-  ThreadsOf(ctx)(layout.blocks(), longest * cycles_per_element,
-                 [&](int64_t begin, int64_t end) {
-                   const tensorflow::port::ScopedFlushDenormal flush;
-                   work(begin, end);
-                 });
-}
 
 // Asks for huge pages for a long output that is new memory: page by page, the
 // system takes several times as long to provide it as the op to fill it.
@@ -51,110 +34,39 @@ void AdviseHugePages(void* data, int64_t bytes) {
 #endif
 }
 
-// Calls work with the width of the codes as a type.
-template <typename Work>
-void WithBits(int bits, const Work& work) {
-  if (bits == 1) {
-    work(std::integral_constant<int, 1>());
-  } else {
-    work(std::integral_constant<int, 2>());
+// The scales of a list of none or one tensor; null for none.
+absl::Status GivenScales(OpKernelContext* ctx, const BlockLayout& layout,
+                         const float** given) {
+  tensorflow::OpInputList scales;
+  TF_RETURN_IF_ERROR(ctx->input_list("scales", &scales));
+  if (scales.size() == 0) return absl::OkStatus();
+  if (scales.size() > 1) {
+    return InvalidArgument("scales must be one tensor or none, received ",
+                           scales.size());
   }
+  *given = scales[0].flat<float>().data();
+  return CheckLength(scales[0], "scales", layout.blocks() * layout.bits);
 }
 
-// What all these ops have: how vectors are cut.
-class BlockOp : public OpKernel {
- public:
-  explicit BlockOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bits", &bits_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("block", &block_));
-    OP_REQUIRES(ctx, bits_ == 1 || bits_ == 2,
-                InvalidArgument("bits must be 1 or 2, received ", bits_));
-    OP_REQUIRES(
-        ctx, block_ >= 8 && block_ % 8 == 0,
-        InvalidArgument("block must be a multiple of 8, received ", block_));
-  }
+absl::Status AllocateMessage(OpKernelContext* ctx, const BlockLayout& layout,
+                             uint8_t** message) {
+  Tensor* output = nullptr;
+  TF_RETURN_IF_ERROR(
+      ctx->allocate_output(0, TensorShape({layout.message_bytes()}), &output));
+  *message = output->flat<uint8_t>().data();
+  return absl::OkStatus();
+}
 
- protected:
-  BlockLayout Layout(int64_t elements) const {
-    return {elements, block_, static_cast<int>(bits_)};
-  }
-
-  static absl::Status CheckLength(const Tensor& tensor, const char* name,
-                                  int64_t length) {
-    if (tensor.shape() == TensorShape({length})) return absl::OkStatus();
-    return InvalidArgument(name, " must have the shape [", length,
-                           "], received ", tensor.shape().DebugString());
-  }
-
-  // The variables of these inputs, locked; not yet writable.
-  static absl::Status Lock(OpKernelContext* ctx, const std::vector<int>& inputs,
-                           LockedVariables* locked) {
-    std::vector<tensorflow::ResourceHandle> handles;
-    for (const int i : inputs) {
-      if (ctx->input(i).NumElements() != 1) {
-        return InvalidArgument("input ", i,
-                               " must be one variable, received shape ",
-                               ctx->input(i).shape().DebugString());
-      }
-      handles.push_back(ctx->input(i).scalar<tensorflow::ResourceHandle>()());
-    }
-    TF_RETURN_IF_ERROR(locked->Lock(ctx, handles));
-    for (size_t i = 0; i < handles.size(); ++i) {
-      const Tensor& tensor = locked->tensor(i);
-      if (tensor.dtype() != tensorflow::DT_FLOAT) {
-        return InvalidArgument("variable ", handles[i].name(),
-                               " must be float, received ",
-                               tensorflow::DataTypeString(tensor.dtype()));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  static absl::Status CheckVector(const Tensor& tensor, const char* name) {
-    if (tensor.dims() == 1) return absl::OkStatus();
-    return InvalidArgument(name, " must be of rank 1, received ",
-                           tensor.shape().DebugString());
-  }
-
-  // The scales of a list of none or one tensor; null for none.
-  static absl::Status GivenScales(OpKernelContext* ctx,
-                                  const BlockLayout& layout,
-                                  const float** given) {
-    tensorflow::OpInputList scales;
-    TF_RETURN_IF_ERROR(ctx->input_list("scales", &scales));
-    if (scales.size() == 0) return absl::OkStatus();
-    if (scales.size() > 1) {
-      return InvalidArgument("scales must be one tensor or none, received ",
-                             scales.size());
-    }
-    *given = scales[0].flat<float>().data();
-    return CheckLength(scales[0], "scales", layout.blocks() * layout.bits);
-  }
-
-  static absl::Status AllocateMessage(OpKernelContext* ctx,
-                                      const BlockLayout& layout,
-                                      uint8_t** message) {
-    Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(
-        0, TensorShape({layout.message_bytes()}), &output));
-    *message = output->flat<uint8_t>().data();
-    return absl::OkStatus();
-  }
-
-  static void Decode(OpKernelContext* ctx, const BlockLayout& layout,
-                     const Tensor& message, float* values) {
-    WithBits(layout.bits, [&](auto bits) {
-      ForBlocks(ctx, layout, /*cycles_per_element=*/1,
-                [&](int64_t begin, int64_t end) {
-                  DequantizeBlocks<bits()>(layout,
-                                           message.flat<uint8_t>().data(),
-                                           values, begin, end);
-                });
-    });
-  }
-
-  int64_t bits_, block_;
-};
+void Decode(OpKernelContext* ctx, const BlockLayout& layout,
+            const Tensor& message, float* values) {
+  WithBits(layout.bits, [&](auto bits) {
+    ForBlocks(ctx, layout, /*cycles_per_element=*/1,
+              [&](int64_t begin, int64_t end) {
+                DequantizeBlocks<bits()>(layout, message.flat<uint8_t>().data(),
+                                         values, begin, end);
+              });
+  });
+}
 
 class QuantizeBlocksOp : public BlockOp {
  public:
@@ -178,17 +90,10 @@ class QuantizeBlocksOp : public BlockOp {
     std::vector<int> inputs = {0};
     if (momenta.size() > 0) inputs.push_back(1 + values.size());
     LockedVariables locked;
-    OP_REQUIRES_OK(ctx, Lock(ctx, inputs, &locked));
-    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "residual"));
-    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
+    BlockLayout layout;
+    OP_REQUIRES_OK(ctx, Lock(ctx, inputs, "residual", &locked, &layout));
     Intake intake;
-    for (const Tensor& piece : values) {
-      intake.values.Add(piece.flat<float>().data(), piece.NumElements());
-    }
-    OP_REQUIRES(
-        ctx, intake.values.elements() == layout.elements,
-        InvalidArgument("values must have ", layout.elements,
-                        " elements, received ", intake.values.elements()));
+    OP_REQUIRES_OK(ctx, TakePieces(values, layout, &intake.values));
     if (momenta.size() > 0) {
       OP_REQUIRES_OK(
           ctx, CheckLength(locked.tensor(1), "momentum", layout.elements));
@@ -233,10 +138,9 @@ class AverageBlocksOp : public BlockOp {
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables locked;
-    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, &locked));
-    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "residual"));
+    BlockLayout layout;
+    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, "residual", &locked, &layout));
     const Tensor& messages = ctx->input(1);
-    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
     OP_REQUIRES_OK(ctx, CheckLength(messages, "messages",
                                     workers_ * layout.message_bytes()));
     const float* given = nullptr;
@@ -273,8 +177,7 @@ class DequantizeBlocksOp : public BlockOp {
         ctx, elements >= 0 && elements < int64_t{1} << 62,
         InvalidArgument("elements must be in [0, 2**62), received ", elements));
     const BlockLayout layout = Layout(elements);
-    OP_REQUIRES_OK(ctx,
-                   CheckLength(message, "message", layout.message_bytes()));
+    OP_REQUIRES_OK(ctx, CheckMessage(message, layout));
     Tensor* values = nullptr;
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(0, TensorShape({elements}), &values));
@@ -289,12 +192,10 @@ class DequantizeIntoOp : public BlockOp {
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables locked;
-    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, &locked));
-    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "values"));
+    BlockLayout layout;
+    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, "values", &locked, &layout));
     const Tensor& message = ctx->input(1);
-    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
-    OP_REQUIRES_OK(ctx,
-                   CheckLength(message, "message", layout.message_bytes()));
+    OP_REQUIRES_OK(ctx, CheckMessage(message, layout));
     OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 0, /*share_reads=*/true));
     Decode(ctx, layout, message, static_cast<float*>(locked.data(0)));
   }
@@ -306,12 +207,10 @@ class MessageStatisticsOp : public BlockOp {
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables locked;
-    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, &locked));
-    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "residual"));
+    BlockLayout layout;
+    OP_REQUIRES_OK(ctx, Lock(ctx, {0}, "residual", &locked, &layout));
     const Tensor& message = ctx->input(1);
-    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
-    OP_REQUIRES_OK(ctx,
-                   CheckLength(message, "message", layout.message_bytes()));
+    OP_REQUIRES_OK(ctx, CheckMessage(message, layout));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({3}), &output));
     const float* residual = static_cast<const float*>(locked.data(0));
@@ -336,162 +235,6 @@ class MessageStatisticsOp : public BlockOp {
     out(1) = total.squares;
     out(2) = total.errors;
   }
-};
-
-// What ops have that move variables by a flat momentum.
-class StepOp : public BlockOp {
- public:
-  explicit StepOp(OpKernelConstruction* ctx) : BlockOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("starts", &starts_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("decayed", &decayed_));
-    int64_t targets;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("targets", &targets));
-    OP_REQUIRES(ctx,
-                static_cast<int64_t>(starts_.size()) == targets &&
-                    static_cast<int64_t>(decayed_.size()) == targets,
-                InvalidArgument("starts and decayed must have ", targets,
-                                " entries, received ", starts_.size(), " and ",
-                                decayed_.size()));
-  }
-
- protected:
-  // Reads the scalars, inputs `first_input` and the two after it.
-  absl::Status Scalars(OpKernelContext* ctx, int first_input,
-                       FrozenStep* step) const {
-    float scalars[3];
-    for (int i = 0; i < 3; ++i) {
-      const Tensor& scalar = ctx->input(first_input + i);
-      if (scalar.dims() != 0) {
-        return InvalidArgument("input ", first_input + i,
-                               " must be a scalar, received shape ",
-                               scalar.shape().DebugString());
-      }
-      scalars[i] = scalar.scalar<float>()();
-    }
-    *step = {scalars[0], scalars[1], epsilon_, scalars[2]};
-    return absl::OkStatus();
-  }
-
-  // The targets, which are the locked variables from `first_locked` on; they
-  // are not writable yet.
-  absl::Status Targets(const BlockLayout& layout, LockedVariables& locked,
-                       int first_locked, std::vector<Target>* targets) const {
-    int64_t reached = 0;
-    for (size_t i = 0; i < starts_.size(); ++i) {
-      const int64_t count = locked.tensor(first_locked + i).NumElements();
-      if (starts_[i] < reached || count > layout.elements - starts_[i]) {
-        return InvalidArgument("starts must leave each variable room in ",
-                               layout.elements, " elements, received ",
-                               starts_[i], " for ", count, " elements after ",
-                               reached);
-      }
-      reached = starts_[i] + count;
-      targets->push_back({starts_[i], count, nullptr, decayed_[i]});
-    }
-    return absl::OkStatus();
-  }
-
-  static absl::Status MakeWritable(OpKernelContext* ctx,
-                                   LockedVariables* locked, int first_locked,
-                                   std::vector<Target>* targets) {
-    for (size_t i = 0; i < targets->size(); ++i) {
-      const int place = first_locked + static_cast<int>(i);
-      TF_RETURN_IF_ERROR(
-          locked->MakeWritable(ctx, place, /*share_reads=*/true));
-      (*targets)[i].values = static_cast<float*>(locked->data(place));
-    }
-    return absl::OkStatus();
-  }
-
-  float epsilon_;
-  std::vector<int64_t> starts_;
-  std::vector<bool> decayed_;
-};
-
-class StepFrozenOp : public StepOp {
- public:
-  using StepOp::StepOp;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::vector<int> inputs = {0, 1};
-    for (size_t i = 0; i < starts_.size(); ++i) inputs.push_back(6 + i);
-    LockedVariables locked;
-    OP_REQUIRES_OK(ctx, Lock(ctx, inputs, &locked));
-    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "first"));
-    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
-    OP_REQUIRES_OK(ctx,
-                   CheckLength(locked.tensor(1), "second", layout.elements));
-    const Tensor& message = ctx->input(2);
-    OP_REQUIRES_OK(ctx,
-                   CheckLength(message, "message", layout.message_bytes()));
-    FrozenStep step;
-    OP_REQUIRES_OK(ctx, Scalars(ctx, 3, &step));
-    std::vector<Target> targets;
-    OP_REQUIRES_OK(ctx, Targets(layout, locked, 2, &targets));
-    OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 0));
-    OP_REQUIRES_OK(ctx, MakeWritable(ctx, &locked, 2, &targets));
-    float* first = static_cast<float*>(locked.data(0));
-    const float* second = static_cast<const float*>(locked.data(1));
-    WithBits(layout.bits, [&](auto bits) {
-      ForBlocks(ctx, layout, /*cycles_per_element=*/4,
-                [&](int64_t begin, int64_t end) {
-                  StepBlocks<bits()>(layout, step,
-                                     message.flat<uint8_t>().data(), first,
-                                     second, targets, begin, end);
-                });
-    });
-  }
-};
-
-class StepLocalOp : public StepOp {
- public:
-  explicit StepLocalOp(OpKernelConstruction* ctx) : StepOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("keep", &keep_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("take", &take_));
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    tensorflow::OpInputList values;
-    OP_REQUIRES_OK(ctx, ctx->input_list("values", &values));
-    std::vector<int> inputs = {0, 1, 2};
-    for (size_t i = 0; i < starts_.size(); ++i) {
-      inputs.push_back(6 + values.size() + i);
-    }
-    LockedVariables locked;
-    OP_REQUIRES_OK(ctx, Lock(ctx, inputs, &locked));
-    OP_REQUIRES_OK(ctx, CheckVector(locked.tensor(0), "first"));
-    const BlockLayout layout = Layout(locked.tensor(0).NumElements());
-    OP_REQUIRES_OK(ctx,
-                   CheckLength(locked.tensor(1), "second", layout.elements));
-    OP_REQUIRES_OK(ctx,
-                   CheckLength(locked.tensor(2), "drift", layout.elements));
-    Pieces pieces;
-    for (const Tensor& piece : values) {
-      pieces.Add(piece.flat<float>().data(), piece.NumElements());
-    }
-    OP_REQUIRES(ctx, pieces.elements() == layout.elements,
-                InvalidArgument("values must have ", layout.elements,
-                                " elements, received ", pieces.elements()));
-    LocalStep step = {{}, keep_, take_};
-    OP_REQUIRES_OK(ctx, Scalars(ctx, 3 + values.size(), &step.move));
-    std::vector<Target> targets;
-    OP_REQUIRES_OK(ctx, Targets(layout, locked, 3, &targets));
-    OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 0));
-    OP_REQUIRES_OK(ctx, locked.MakeWritable(ctx, 2));
-    OP_REQUIRES_OK(ctx, MakeWritable(ctx, &locked, 3, &targets));
-    float* first = static_cast<float*>(locked.data(0));
-    const float* second = static_cast<const float*>(locked.data(1));
-    float* drift = static_cast<float*>(locked.data(2));
-    ForBlocks(ctx, layout, /*cycles_per_element=*/4,
-              [&](int64_t begin, int64_t end) {
-                StepAlone(layout, step, pieces, first, second, drift, targets,
-                          begin, end);
-              });
-  }
-
- private:
-  float keep_, take_;
 };
 
 class CountUnusableOp : public OpKernel {
@@ -525,8 +268,6 @@ REGISTER(AverageBlocks);
 REGISTER(DequantizeBlocks);
 REGISTER(DequantizeInto);
 REGISTER(MessageStatistics);
-REGISTER(StepFrozen);
-REGISTER(StepLocal);
 REGISTER(CountUnusable);
 #undef REGISTER
 
