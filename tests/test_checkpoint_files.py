@@ -240,6 +240,12 @@ def test_bad_arguments_write_nothing(model, tmp_path, arguments, words):
     with pytest.raises(ValueError, match=words):
         SAVE(tmp_path, model, **arguments)
     assert not list(tmp_path.iterdir())
+    for directory in (None, 3, ""):  # on all ranks, where it is wrong on one
+        told = "directory must be the path of a folder, received"
+        with pytest.raises(ValueError, match=told):
+            SAVE(directory, model, 1)
+        with pytest.raises(ValueError, match=told):
+            RESTORE(directory, model)
 
 
 # ---- the callback ---------------------------------------------------------------

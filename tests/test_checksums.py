@@ -30,6 +30,12 @@ def test_bytes_in_c_order_are_hashed(case):
     assert told == hashlib.sha256(b"\xc3\xb6" + plain).hexdigest()
 
 
+def test_json_is_hashed_in_its_shortest_form():
+    text = '{"a":[1,null],"b":"\\u00e4"}'
+    found = checksums.of_json({"b": "ä", "a": (1, None)})
+    assert found == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_docstrings():
     names = {"of_array": checksums.of_array, "np": np}
     result = doctest.testmod(checksums, extraglobs=names)

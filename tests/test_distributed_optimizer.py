@@ -149,3 +149,11 @@ def test_a_caught_error_ends_no_job(checks):
         assert "They differ for" in result["error"]
         assert "b_kernel" in result["error"] and "a_kernel" not in result["error"]
         assert result["steps"] >= 2
+
+
+def test_a_wrong_folder_on_one_rank_is_an_error_on_all(checks):
+    for result in checks["no_folder_on_one_rank"]:
+        for asked in ("save", "restore"):
+            told = "rank 1: directory must be the path of a folder, received 3"
+            assert told in result[asked]
+        assert not result["written"]

@@ -1,8 +1,10 @@
-"""SHA-256 of what arrays hold."""
+"""SHA-256 of what arrays and manifests hold."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Any
 
 import numpy as np
 
@@ -25,3 +27,9 @@ def of_array(value: np.ndarray, about: str = "") -> str:
     result = hashlib.sha256(about.encode())
     result.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
     return result.hexdigest()
+
+
+def of_json(content: Any) -> str:
+    """SHA-256, in hex, of the shortest JSON of a manifest, its keys sorted."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -101,7 +101,7 @@ def write(directory: Path, content: Mapping[str, Any]) -> None:
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, **content}
     # As it will be read, so that the checksum is of that.
     content = json.loads(json.dumps({**content, "files": files}, default=str))
-    content["sha256"] = _checksum(content)
+    content["sha256"] = checksums.of_json(content)
     # No newline at the end: whatever is cut off is missed.
     (directory / NAME).write_text(json.dumps(content, indent=1))
 
@@ -130,7 +130,7 @@ def read(directory: Path) -> dict[str, Any]:
             f"tf_basis {__version__} reads, received {content.get('format_version')!r}"
         )
     stated = content.pop("sha256", None)
-    if stated != _checksum(content):
+    if stated != checksums.of_json(content):
         raise ValueError(f"'{path}' is damaged: its checksum is not the one it states")
     for name, expected in content["files"].items():
         check(str(directory / name), expected, _digest_of_file(directory / name))
@@ -156,8 +156,3 @@ def _digest_of_file(path: Path) -> str | None:
     except OSError:
         return None
     return result.hexdigest()
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,5 +1,6 @@
 """Ranks that differ, and steps that all must skip; started by `optimizer`."""
 
+import os
 import time
 
 import horovod.tensorflow as hvd
@@ -119,3 +120,16 @@ def a_caught_error_ends_no_job():
     time.sleep(4)
     apply(g, g)
     return {"error": error, "steps": int(optimizer.iterations.numpy())}
+
+
+@check
+def no_folder_on_one_rank():
+    """Saving and restoring end on all ranks with what was wrong on one."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    folder = 3 if hvd.rank() == 1 else "never-made"
+    return {
+        "save": error_of(distributed.save_checkpoint, folder, model, 1, timeout=20),
+        "restore": error_of(distributed.restore_checkpoint, folder, model, timeout=20),
+        "written": os.path.exists("never-made"),
+    }

@@ -97,7 +97,7 @@ def save_checkpoint(
     ...     restore_checkpoint(folder, model).step
     50
     """
-    directory, world = Path(directory), World(process_set)
+    world = World(process_set)
     name = unique_name("checkpoint")
     everyone = functools.partial(together, world, name)
     with watch.watched(world, name, timeout):
@@ -107,6 +107,7 @@ def save_checkpoint(
         position = {"step": step, "epoch": epoch, "batch": batch}
 
         def prepare() -> tuple:
+            hyperparameters.check("directory", directory, hyperparameters.folder)
             for argument, value in position.items():
                 hyperparameters.check(argument, value, _COUNT)
             hyperparameters.check("keep", keep, KEEP_RULE)
@@ -121,12 +122,9 @@ def save_checkpoint(
             for place, index in enumerate(state.untrained)
             if len({each[place] for each in digests}) > 1
         ]
-        folder = (
-            directory
-            / everyone(lambda: snapshot.begin(directory) if world.rank == 0 else None)[
-                0
-            ]
-        )
+        where = Path(directory)
+        begun = everyone(lambda: snapshot.begin(where) if world.rank == 0 else None)
+        folder = where / begun[0]
 
         def write() -> list:
             path = folder / f"rank-{world.rank:05d}.bin"
@@ -159,7 +157,7 @@ def save_checkpoint(
                 "ranks": [parts[0] for parts in written],
             }
             snapshot.finish(folder, content)
-            snapshot.prune(directory, keep, folder.name)
+            snapshot.prune(where, keep, folder.name)
 
         everyone(finish)
     return str(folder)
@@ -200,7 +198,7 @@ def restore_checkpoint(
       ValueError: likewise: the checkpoint is of another flavour of Keras, of other
         variables, or of tables with another layout.
     """
-    directory, world = Path(directory), World(process_set)
+    world = World(process_set)
     name = unique_name("checkpoint")
     everyone = functools.partial(together, world, name)
     with watch.watched(world, name, timeout):
@@ -208,16 +206,16 @@ def restore_checkpoint(
         (state,) = _own(everyone, lambda: ModelState(model, world))
 
         def look() -> tuple:
+            hyperparameters.check("directory", directory, hyperparameters.folder)
             hyperparameters.check("fallback", fallback, hyperparameters.flag)
             return {"fallback": fallback}, state.described()
 
         _check_alike(everyone(look))
-        names = everyone(
-            lambda: snapshot.complete(directory) if world.rank == 0 else None
-        )[0]
+        where = Path(directory)
+        found = everyone(lambda: snapshot.complete(where) if world.rank == 0 else None)
         damaged: list[str] = []
-        for candidate in names:
-            folder = directory / candidate
+        for candidate in found[0]:
+            folder = where / candidate
             try:
                 contents = everyone(functools.partial(state.verified, folder))
             except snapshot.DamagedCheckpointError as error:

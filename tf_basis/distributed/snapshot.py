@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
-from tf_basis import replacing
+from tf_basis import checksums, replacing
 
 FORMAT = 1
 KIND = "tf_basis distributed checkpoint"
@@ -99,7 +99,9 @@ def finish(folder: Path, content: dict[str, Any]) -> None:
             )
     content = {"kind": KIND, "format": FORMAT, "byte_order": sys.byteorder, **content}
     content = json.loads(json.dumps(content))  # as it will be read: keys are text
-    text = json.dumps({"sha256": _digest(content), "content": content}, indent=1)
+    text = json.dumps(
+        {"sha256": checksums.of_json(content), "content": content}, indent=1
+    )
     scratch = folder / f"{MANIFEST}.part"
     with open(scratch, "w", encoding="utf-8") as file:
         file.write(text)
@@ -143,7 +145,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ) from error
     if kind != KIND:
         raise ValueError(f"{path} must be of a {KIND}, received {kind!r}")
-    found = _digest(content)
+    found = checksums.of_json(content)
     if found != said:
         raise DamagedCheckpointError(
             f"{path} must have the SHA-256 that it names: it says {said}, its content "
@@ -220,8 +222,3 @@ class PartReader:
 def _length(tensor: dict[str, Any]) -> int:
     elements = int(np.prod(tensor["shape"], dtype=np.int64))
     return elements * tf.as_dtype(tensor["dtype"]).size
-
-
-def _digest(content: dict[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
