@@ -38,9 +38,8 @@ class Method:
     exact: bool = False
 
 
-def of_keras(name: str) -> Callable[[list[Any], float], Any]:
-    """A Keras optimizer as it comes, but for Adagrad's sums, which begin with zero."""
-    more = {"initial_accumulator_value": 0.0} if name == "Adagrad" else {}
+def of_keras(name: str, **more: Any) -> Callable[[list[Any], float], Any]:
+    """A Keras optimizer."""
 
     def make(tables: list[Any], rate: float) -> Any:
         optimizer = getattr(keras.optimizers, name)(rate, **more)
@@ -78,11 +77,19 @@ LOW = "BasisAdam 100:1, equal bytes"
 STEPS = {"gowalla": 1.6e-2, "movielens": 1e-3, "zipf": 8e-3}
 SUMS = {"gowalla": 6.4e-2, "movielens": 1.6e-2, "zipf": 6.4e-2}
 
+# Keras adds it under the root there: 1e-8 as with the others, or it would be larger than
+# the squares of gradients of a mean over thousands of pairs.
+UNDER_ROOT = {"epsilon": 1e-16}
+
 METHODS = {
-    "Keras Adam": Method(of_keras("Adam"), STEPS, exact=True),
+    "Keras Adam": Method(of_keras("Adam", epsilon=1e-8), STEPS, exact=True),
     "lazy Adam": Method(rivals.LazyAdam, STEPS, exact=True),
-    "RMSprop": Method(of_keras("RMSprop"), STEPS, exact=True),
-    "Adagrad": Method(of_keras("Adagrad"), SUMS, exact=True),
+    "RMSprop": Method(of_keras("RMSprop", rho=0.999, **UNDER_ROOT), STEPS, exact=True),
+    "Adagrad": Method(
+        of_keras("Adagrad", initial_accumulator_value=0.0, **UNDER_ROOT),
+        SUMS,
+        exact=True,
+    ),
     ROW_WISE: Method(rivals.RowWiseAdagrad, SUMS),
     "Adafactor": Method(rivals.Adafactor, STEPS),
     "SM3": Method(rivals.SM3, SUMS),
