@@ -77,8 +77,8 @@ LOW = "BasisAdam 100:1, equal bytes"
 STEPS = {"gowalla": 1.6e-2, "movielens": 1e-3, "zipf": 8e-3}
 SUMS = {"gowalla": 6.4e-2, "movielens": 1.6e-2, "zipf": 6.4e-2}
 
-# Keras adds it under the root there. So it is 1e-8 as with the others: the default would
-# be larger than the squares of gradients of a mean over thousands of pairs.
+# Keras adds it under the root there, so it is 1e-8 as with the others. The default
+# would be above the squares of gradients of a mean over thousands of pairs.
 UNDER_ROOT = {"epsilon": 1e-16}
 
 METHODS = {
