@@ -59,7 +59,6 @@ def settings_of(task: str, args: argparse.Namespace) -> Any:
 @functools.cache
 def data(task: str, tuning: bool, source: str | None, examples: int) -> Any:
     """The examples of a task; for tuning without what is scored in the end."""
-    import movielens_data
     import quality_clicks
     import quality_gowalla
 
@@ -67,8 +66,7 @@ def data(task: str, tuning: bool, source: str | None, examples: int) -> Any:
         pairs = quality_gowalla.load(Path(source))
         return pairs.tuning() if tuning else pairs
     if task == "movielens":
-        path = source or movielens_data.fetch_movielens()
-        return quality_clicks.movielens(movielens_data.load(path), tuning)
+        return quality_clicks.movielens(source, tuning)
     return quality_clicks.zipf(examples, ZIPF_SIZES, tuning)
 
 

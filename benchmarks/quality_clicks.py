@@ -22,10 +22,10 @@ sys.path.append(str(Path(__file__).parent.parent / "examples"))
 
 import keras
 import movielens_ctr
+import movielens_data
 import numpy as np
 import tensorflow as tf
 from comparison import auc, log_loss
-from movielens_data import Log
 from movielens_features import Features, forget_users, make_features
 
 TOWER_RATE = 1e-3
@@ -50,8 +50,9 @@ class Clicks:
     forgotten: float = 0.0  # share of training examples whose user is hidden
 
 
-def movielens(log: Log, tuning: bool) -> Clicks:
-    """The ratings; for tuning without the test part."""
+def movielens(path: str | None, tuning: bool) -> Clicks:
+    """The ratings of a file, or of MovieLens-100K; for tuning without the test part."""
+    log = movielens_data.load(path or movielens_data.fetch_movielens())
     n_train = int(log.n_train * 0.9) if tuning else log.n_train
     end = log.n_train if tuning else len(log.label)
     features = make_features(log, n_train)

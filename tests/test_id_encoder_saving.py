@@ -10,6 +10,11 @@ from helpers import active_flavor, make_optimizer
 import tf_basis
 from tf_basis.layers import EmbeddingCollection, FeatureConfig, IdEncoder, TableConfig
 
+SPECS = {
+    "word": tf.TensorSpec([None], tf.string, "word"),
+    "number": tf.TensorSpec([None, 2], tf.int64, "number"),
+}
+
 
 def make_model(seed=0):
     """Strings and ragged integers, encoded and embedded; the encoders know nothing."""
@@ -116,11 +121,7 @@ def test_files_of_tf_keras(tmp_path):
 
 def test_an_export_serves_with_stock_ops(tmp_path, rng):
     model, (x, _) = adapted_model(), inputs_of(rng)
-    specs = {
-        "word": tf.TensorSpec([None], tf.string, "word"),
-        "number": tf.TensorSpec([None, 2], tf.int64, "number"),
-    }
-    tf_basis.export_saved_model(model, str(tmp_path / "m"), inputs=specs)
+    tf_basis.export_saved_model(model, str(tmp_path / "m"), inputs=SPECS)
     served = tf.saved_model.load(str(tmp_path / "m")).signatures["serving_default"]
     wanted = np.asarray(model(dense(x)))
     (found,) = served(**dense(x)).values()
@@ -128,3 +129,36 @@ def test_an_export_serves_with_stock_ops(tmp_path, rng):
     graph = served.graph.as_graph_def()
     nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
     assert not [n.op for n in nodes if "Basis" in n.op or n.op == "PyFunc"]
+
+
+def test_restoring_needs_the_vocabulary_of_the_export(tmp_path):
+    model = adapted_model()
+    tf_basis.export_saved_model(model, tmp_path / "export", inputs=SPECS)
+    same = adapted_model()
+    tf_basis.restore_optimizer(same, tmp_path / "export")
+    words = encoders_of(model)[0].vocabulary()
+    for other in (words[::-1], words[1:], [*words[1:], b"w99"]):
+        model = make_model()
+        encoder, numbers = encoders_of(model)
+        for word in other:
+            encoder.adapt([word])
+        numbers.adapt(inputs_of(np.random.default_rng(1))[0]["number"])
+        before = model.get_weights()
+        with pytest.raises(ValueError, match=f"'words', {len(words)} ids .* received"):
+            tf_basis.restore_optimizer(model, tmp_path / "export")
+        assert all(map(np.array_equal, before, model.get_weights()))
+
+
+def test_vocabularies_of_keras_count_too(tmp_path):
+    def model_of(words):
+        word = tf.keras.Input((), dtype="string", name="word")
+        lookup = tf.keras.layers.StringLookup(vocabulary=words, name="lookup")
+        vectors = tf.keras.layers.Embedding(4, 2)(lookup(word))
+        model = tf.keras.Model(word, tf.keras.layers.Dense(1)(vectors))
+        model.compile(make_optimizer(), "mse")
+        return model
+
+    tf_basis.export_saved_model(model_of(["a", "b"]), tmp_path / "export")
+    tf_basis.restore_optimizer(model_of(["a", "b"]), tmp_path / "export")
+    with pytest.raises(ValueError, match="vocabulary of the export in 'lookup'"):
+        tf_basis.restore_optimizer(model_of(["b", "a"]), tmp_path / "export")

@@ -35,8 +35,9 @@ def export_saved_model(
     where `tf_basis` cannot be imported.
 
     Beside `saved_model.pb` lies `tf_basis.json`: versions, the optimizer's config, the
-    layout of each table (rows, buckets, hash, seed, rows of their own, formats) and
-    the name, shape, type and checksum of each variable. `restore_optimizer` reads it.
+    layout of each table (rows, buckets, hash, seed, rows of their own, formats), the
+    name, shape, type and checksum of each variable, and a checksum of the vocabulary of
+    each layer that has one. `restore_optimizer` reads it.
 
     The directory is written under another name and renamed, so that a process that is
     killed leaves at `path` what was there before. On several ranks call it on one; the
@@ -90,6 +91,7 @@ def export_saved_model(
             "signature": signature,
             "optimizer": None,
             "tables": [],
+            "vocabularies": export_manifest.vocabularies_of(model),
             "weights": export_manifest.entries_of(weights, "weights"),
             "optimizer_variables": export_manifest.entries_of(state, "optimizer"),
         }

@@ -91,6 +91,26 @@ def layouts_of(optimizer: Any) -> list[layout_record.Record]:
     return [layout_record.record_of(part._basis.layouts[key]) for part, key in found]
 
 
+def vocabularies_of(model: Any) -> list[dict[str, Any]]:
+    """Of each layer that gives rows to ids: its name, how many ids, their checksum.
+
+    Rows mean nothing under another vocabulary, nor in another order.
+    """
+    return [
+        {"layer": name, "ids": len(ids), "sha256": _of_ids(np.asarray(ids))}
+        for name, ids in model_state.vocabularies_of(model)
+    ]
+
+
+def _of_ids(ids: np.ndarray) -> str:
+    if np.issubdtype(ids.dtype, np.integer):
+        return checksums.of_array(ids.astype(np.int64))
+    words = [x if isinstance(x, bytes) else str(x).encode() for x in ids.tolist()]
+    lengths = np.array([len(word) for word in words], np.int64)
+    joined = np.frombuffer(b"".join(words), np.uint8)
+    return checksums.of_array(joined, checksums.of_array(lengths))
+
+
 def write(directory: Path, content: Mapping[str, Any]) -> None:
     """Adds what is the same for all exports, and checksums of all files, and writes."""
     files = {

@@ -46,7 +46,8 @@ def restore_optimizer(
       model: compiled, with the same architecture and Keras as the exported one.
       path: a directory that `export_saved_model` wrote.
       weights: whether to restore the weights of the model (and seeds of random layers
-        on Keras 3) too. Default True. Contents of lookup layers are not restored.
+        on Keras 3) too. Default True. Vocabularies are not restored: layers that have
+        one must have that of the export, in its order. A `.keras` file keeps it.
       migrate: whether to take state of another table layout over. Default False.
 
     Raises:
@@ -73,6 +74,7 @@ def restore_optimizer(
     optimizer = model_state.optimizer_of(model, flavor)
     classes = export_manifest.class_names(optimizer)
     _require("optimizer", classes, content["optimizer"]["classes"], directory)
+    _require_vocabularies(model, content.get("vocabularies"), directory)
 
     changed = restore_tables.changed_tables(optimizer, content["tables"], migrate)
     places = export_manifest.places_of(optimizer)
@@ -121,6 +123,27 @@ def _require(what: str, ours: Any, theirs: Any, directory: Path) -> None:
             f"model must have the {what} of the export, {theirs!r}, received {ours!r} "
             f"(to restore '{directory}')"
         )
+
+
+def _require_vocabularies(model: Any, theirs: list | None, directory: Path) -> None:
+    ours = export_manifest.vocabularies_of(model)
+    if theirs is None:  # an export of an earlier version
+        return
+    if len(ours) != len(theirs):
+        _require("layers with a vocabulary", *map(_names, (ours, theirs)), directory)
+    for own, their in zip(ours, theirs):
+        if own["sha256"] != their["sha256"]:
+            raise ValueError(
+                f"model must have the vocabulary of the export in '{own['layer']}', "
+                f"{their['ids']} ids in their order, received {own['ids']} ids that "
+                f"are others or in another order (to restore '{directory}'): rows "
+                "would be taken for those of other ids. Adapt it on the same data, or "
+                "load the model from a file of Keras, which keeps vocabularies"
+            )
+
+
+def _names(vocabularies: list[dict[str, Any]]) -> list[str]:
+    return [entry["layer"] for entry in vocabularies]
 
 
 def _saved_iterations(optimizer: Any, pairs: list[Pair], read: Callable) -> int:

@@ -99,6 +99,18 @@ def resources_of(model: Any) -> list:
     ]
 
 
+def vocabularies_of(model: Any) -> list[tuple[str, Any]]:
+    """(name, ids in the order of rows) of each layer that gives rows to ids."""
+    found = []
+    for part in tf.train.TrackableView(model).descendants():
+        # IdEncoder has the first, Keras's lookups the second.
+        for method in ("vocabulary", "get_vocabulary"):
+            if callable(getattr(part, method, None)):
+                found.append((part.name, getattr(part, method)()))
+                break
+    return found
+
+
 def input_structure(model: Any, flavor: str, inputs: Any) -> Any:
     """The `TensorSpec`s that the model is called with, named.
 

@@ -59,7 +59,8 @@ class IdEncoderMixin:
     Args:
       id_dtype: `"string"` (default), or `"int64"` for integers of any type but uint64.
       min_count: how often an id must occur in one `adapt` to enter the vocabulary.
-        Default 1.
+        Default 1: then no id of the data is outside of it, and the rows of those that
+        are keep their initial values in training. 2 gives them the rare ids' to learn.
       max_size: how many ids the vocabulary may hold. Default None: any number.
       num_oov: rows for ids outside of the vocabulary. With 0 they are an error.
         Default 1.
