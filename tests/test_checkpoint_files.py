@@ -344,7 +344,7 @@ def test_the_callback_refuses_bad_arguments(arguments, words):
 def test_a_folder_that_cannot_be_made_is_said_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("no folder")
     callback = distributed.CheckpointCallback(tmp_path / "file" / "checkpoints")
-    with pytest.raises(OSError, match="^directory needs a folder .*/checkpoints'"):
+    with pytest.raises(OSError, match=r"^directory needs a folder .*/checkpoints'"):
         callback.on_train_begin()
     callback = distributed.CheckpointCallback(tmp_path / "new" / "checkpoints")
     callback.on_train_begin()
