@@ -341,6 +341,16 @@ def test_the_callback_refuses_bad_arguments(arguments, words):
         distributed.CheckpointCallback(**{"directory": "folder", **arguments})
 
 
+def test_a_folder_that_cannot_be_made_is_said_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    callback = distributed.CheckpointCallback(tmp_path / "file" / "checkpoints")
+    with pytest.raises(OSError, match=r"^directory needs a folder .*/checkpoints'"):
+        callback.on_train_begin()
+    callback = distributed.CheckpointCallback(tmp_path / "new" / "checkpoints")
+    callback.on_train_begin()
+    assert not list((tmp_path / "new" / "checkpoints").iterdir())
+
+
 def test_parts_must_be_of_a_dataset():
     callback = distributed.CheckpointCallback("folder")
     with pytest.raises(ValueError, match=r"data must be a tf.data.Dataset"):

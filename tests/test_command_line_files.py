@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import active_flavor
 
 import tf_basis
 from tf_basis import __main__ as cli
@@ -76,10 +78,15 @@ def test_plan_of_a_saved_model(name, saved, capsys):
     assert status == 0, err
     (table,) = json.loads(out)["tables"]  # and not the moments
     assert (table["n_rows"], table["dim"], table["buckets"]) == (ROWS, 4, 30)
-    assert "users" in table["path"] or "embedding" in table["path"]
+    if active_flavor() == "tf_keras" and name.startswith("model"):
+        assert table["path"].endswith("/embedding")  # it writes no names of layers
+    else:
+        assert table["path"].startswith("users")
     status, out, _ = run(capsys, "plan", saved[0] / name)
     assert status == 0 and "no table would be compressed" in out
-    assert "has 300 rows, and --min-rows is 10,000" in out
+    told = "left out: 2 of 2 variables with two dimensions; the largest of them has 300"
+    assert f"{told} rows, and --min-rows is 10,000" in out
+    assert "optimizer and tables are set to is not known here" in out
 
 
 @pytest.mark.long
@@ -146,6 +153,55 @@ def test_report_of_the_optimizers_inside_another(tmp_path, capsys):
     assert json.loads(out)["tables"] == json.loads(json.dumps(expected.tables))
 
 
+def test_report_of_the_folder_one_is_in(saved, capsys, monkeypatch):
+    folder, expected = saved
+    monkeypatch.chdir(folder / "export")
+    for here in (".", ""):
+        status, out, err = run(capsys, "report", here, "--json")
+        assert status == 0, err
+        assert json.loads(out) == json.loads(json.dumps(expected))
+    model = ["--model", folder / "fresh.keras"]
+    for more in ([], model):
+        status, _, err = run(capsys, "report", "/", *more)
+        assert status == 1 and "path must be" in err and "'/'" in err
+    monkeypatch.chdir(folder / "checkpoint")
+    assert run(capsys, "report", ".", *model)[0] == 0
+
+
+def test_a_flipped_bit_of_an_archive_is_damage(saved, tmp_path, capsys):
+    content = bytearray((saved[0] / "model.keras").read_bytes())
+    content[content.index(b"\x89HDF") + 5000] ^= 1
+    (tmp_path / "flipped.keras").write_bytes(content)
+    (tmp_path / "short.keras").write_bytes(content[:-30])
+    for name, words in {
+        "flipped": "is damaged: 'model.weights.h5' in it",
+        "short": "is damaged, or no .keras file",
+    }.items():
+        status, out, err = run(capsys, "report", tmp_path / f"{name}.keras")
+        assert (status, out) == (1, "") and words in err and "restore" not in err
+
+
+def test_the_keras_that_wrote_a_file_is_named(tmp_path, capsys):
+    keras3 = active_flavor() == "keras3"
+    with zipfile.ZipFile(tmp_path / "other.keras", "w") as archive:
+        version = "2.19.0" if keras3 else "3.12.0"
+        archive.writestr("metadata.json", json.dumps({"keras_version": version}))
+        archive.writestr("config.json", '{"class_name": "Unknown", "config": {}}')
+    words = ["tf_keras: set", "Keras 3: unset"][not keras3] + " TF_USE_LEGACY_KERAS"
+    status, out, err = run(capsys, "report", tmp_path / "other.keras")
+    assert (status, out) == (1, "") and words in err and "docs/saving.md" not in err
+
+
+def test_why_there_is_nothing_to_report_is_said(tmp_path, capsys):
+    for name, optimizer, words in [
+        ("small", tf_basis.BasisAdam(), "has 300 rows, and min_rows of the optimizer"),
+        ("adam", keras.optimizers.Adam(), "without an optimizer of tf_basis, with Ad"),
+    ]:
+        model_of(optimizer).save(tmp_path / f"{name}.keras")
+        status, out, err = run(capsys, "report", tmp_path / f"{name}.keras")
+        assert (status, words in out + err) == (name == "adam", True), out + err
+
+
 def test_what_has_no_tables_to_report_is_said(saved, tmp_path, capsys):
     folder, _ = saved
     for name, words in {
@@ -153,6 +209,7 @@ def test_what_has_no_tables_to_report_is_said(saved, tmp_path, capsys):
         "checkpoint": "tf_basis.diagnostics.report(model.optimizer)",
         "model.weights.h5": "tf_basis.diagnostics.report(model.optimizer)",
         "none": "does not exist",
+        ".": f"one export, received the directory '{folder}' with '{folder}/export', ",
     }.items():
         status, out, err = run(capsys, "report", folder / name)
         assert (status, out) == (1, "") and words in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import numpy as np
@@ -172,6 +173,31 @@ def test_compiled_steps_and_growing_tables():
 def test_bad_arguments_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         tf_basis.CollisionReport(**arguments)
+
+
+@pytest.mark.parametrize("argument", ["html", "log_dir"])
+def test_where_nothing_can_be_written_is_said_before_the_first_batch(
+    argument, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("no folder")
+    model = model_of(adam(), run_eagerly=True)
+
+    def refused(place):
+        watch = tf_basis.CollisionReport(**{argument: place})
+        with pytest.raises(OSError, match=f"^{argument} .*received '{tmp_path}"):
+            fit(model, watch)
+
+    refused(tmp_path / "file" / "in" / "it")
+    refused(tmp_path / "file" / "it")
+    if argument == "html":
+        refused(tmp_path)
+    # What permissions say, which do not bind a superuser.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    refused(tmp_path / "locked" / "it")
+    other_rank = tf_basis.CollisionReport(**{argument: tmp_path / "file" / "x"})
+    other_rank.ranks = [1]
+    assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 0
+    fit(model, other_rank)
 
 
 def test_a_model_that_fit_builds_is_looked_at_too():

@@ -40,7 +40,8 @@ def test_few_buckets_and_large_errors_are_named():
     optimizer, _, shadows = with_shadows(steps=40, num_buckets=2, **LEARNED)
     assert codes(optimizer, shadows) == {"few_buckets", "collision_error"}
     text = str(diagnostics.report(optimizer, shadows))
-    assert "200 rows share a bucket" in text and "momentum='exclusive'" in text
+    assert "200 rows share a bucket" in text and "GrowBuckets" in text
+    assert "momentum='exclusive'" in text
     optimizer, _ = trained(
         steps=2, num_buckets=4, hashing="double"
     )  # 100 rows, counted twice

@@ -7,8 +7,12 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tf_basis.commands import CommandError
+
+if TYPE_CHECKING:
+    import h5py
 
 HELP = """Say how many buckets and bytes the state of tables would take.
 
@@ -91,11 +95,18 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found.as_dict(), indent=1))
         return 0
     print(found)
-    if not found.tables:
-        most = max((s[0] for s in shapes.values() if len(s) == 2), default=0)
+    rows = [shape[0] for shape in shapes.values() if len(shape) == 2]
+    left_out = [n for n in rows if n < arguments.min_rows]
+    if left_out:
         print(
-            f"the largest of {len(shapes)} variables with two dimensions has {most:,} "
-            f"rows, and --min-rows is {arguments.min_rows:,}"
+            f"left out: {len(left_out)} of {len(rows)} variables with two dimensions; "
+            f"the largest of them has {max(left_out):,} rows, and --min-rows is "
+            f"{arguments.min_rows:,}"
+        )
+    if arguments.model:
+        print(
+            "only names and shapes are read: what the model's own optimizer and tables "
+            "are set to is not known here; give it as options"
         )
     return 0
 
@@ -170,7 +181,19 @@ def _of_file(path: Path) -> dict[str, tuple[int, ...]]:
         def look(name: str, item: h5py.Dataset | h5py.Group) -> None:
             own = not name.startswith(("optimizer", "_optimizer"))
             if isinstance(item, h5py.Dataset) and own:
-                shapes[re.sub(r"/vars/0$", "", name)] = tuple(item.shape)
+                known = _name_of(file, name)
+                shapes[name if known in shapes else known] = tuple(item.shape)
 
         file.visititems(look)
     return shapes
+
+
+def _name_of(file: h5py.File, name: str) -> str:
+    """A variable by the names of its layers, as far as they are written down."""
+    if not name.endswith("/vars/0"):
+        return name
+    path = name.removesuffix("/vars/0")
+    parts = path.split("/")
+    groups = ["/".join([*parts[:n], "vars"]) for n in range(1, len(parts) + 1)]
+    layers = [file[g].attrs.get("name") for g in groups if g in file]
+    return "/".join(layers) if layers and all(layers) else path

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; its exit status."""
     path = Path(arguments.path)
     model = Path(arguments.model) if arguments.model else None
-    index = path.with_name(f"{path.name}.index")  # of the prefix of a checkpoint
+    index = Path(f"{path}.index")  # of the prefix of a checkpoint
     if not path.exists() and not (model and index.exists()):
         raise CommandError(f"'{path}' does not exist")
     from tf_basis.diagnostics import saved

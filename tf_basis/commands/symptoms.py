@@ -100,38 +100,39 @@ SYMPTOMS: dict[str, tuple[Cause, ...]] = {
     ),
     "low-accuracy": (
         Cause(
-            "clip_value cuts too much off, or residuals grow without one",
-            "distributed.ResidualOverflowCheck: how many elements; without a "
-            "clip_value, the training with 0.5, 1 and 2",
-            "a smaller clip_value if residuals are large late in the training, a "
-            "larger one if much is clipped early",
-        ),
-        Cause(
-            "the warm-up is too short",
-            "the same training with all steps in the warm-up: if that is well, it is "
-            "the exchange and not the model",
-            "warmup_steps of 10 % of all steps",
-        ),
-        Cause(
-            "OneBitAdam with moments='corrected' begins with too small a gamma",
-            "the same training with moments='frozen'",
-            "a larger first gamma, or 'frozen', which is the default",
-        ),
-        Cause(
             "rows share too few buckets, or share momentum",
             "CollisionReport in fit: collision_error, few_buckets, and the error of "
             "shadow rows; the training with compression_ratio=1",
             "more buckets, exclusive_rows for the frequent rows, momentum='exclusive'",
         ),
         Cause(
-            "steps are skipped because gradients are not finite on some rank",
+            "on several ranks: clip_value cuts much off, or residuals grow without one",
+            "distributed.ResidualOverflowCheck: how many elements; without a "
+            "clip_value, the training with 0.5, 1 and 2",
+            "a smaller clip_value if residuals are large late in the training, a "
+            "larger one if much is clipped early",
+        ),
+        Cause(
+            "on several ranks: the warm-up of OneBitAdam is too short",
+            "the same training with all steps in the warm-up: if that is well, it is "
+            "the exchange and not the model",
+            "warmup_steps of 10 % of all steps",
+        ),
+        Cause(
+            "on several ranks: OneBitAdam with moments='corrected' begins with too "
+            "small a gamma",
+            "the same training with moments='frozen'",
+            "a larger first gamma, or 'frozen', which is the default",
+        ),
+        Cause(
+            "on several ranks: steps are skipped, as gradients are not finite on one",
             "skipped_steps of the optimizer: it grows; distributed.GradientStatistics: "
             "non_finite, by variable",
             "clip gradients (clipnorm; OneBitAdam has clip_value), or lower the "
             "learning rate",
         ),
         Cause(
-            "adaptive_rate keeps the learning rate near its floor",
+            "on several ranks: adaptive_rate keeps the learning rate near its floor",
             "quantization_statistics of the optimizer: relative_error near 1",
             "no adaptive_rate, or a larger learning rate",
         ),

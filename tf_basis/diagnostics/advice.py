@@ -97,8 +97,9 @@ def _of_load(numbers: dict[str, Any]):
             "few_buckets",
             f"{mean:.0f} rows share a bucket on average (over "
             f"{MOST_MEAN_LOAD:g}): give more buckets (compression_ratio, num_buckets "
-            "or state_budget; `resize` in the course of a training), or keep them if "
-            "the shadow rows' errors and the metric on validation data are well",
+            "or state_budget; `GrowBuckets` or `resize` in the course of a training), "
+            "or keep them if the shadow rows' errors and the metric on validation data "
+            "are well",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_basis import hyperparameters
+from tf_basis import folders, hyperparameters
 from tf_basis.adapters import keras_modules
 from tf_basis.diagnostics import advice
 from tf_basis.diagnostics.report import Report, report
@@ -44,7 +44,8 @@ class CollisionReportMixin:
       seed: which they are, an integer in [0, 2**32). Default 0.
       log_dir: where TensorBoard finds histograms and scalars `tables/<path>/…`, over
         the optimizer's steps. Default None: nowhere.
-      html: the file of a page that each report replaces. Default None: none.
+      html: the file of a page that each report replaces; its folder is made where
+        there is none. Default None: no page.
       ranks: which ranks report. Default None: all.
       verbose: 1 prints each report. Default 0.
 
@@ -58,6 +59,7 @@ class CollisionReportMixin:
       ValueError: an argument breaks its rule; or at the start of a `fit`, the model's
         optimizer is none of this package, or the model is one of a `tf.distribute`
         strategy with several replicas.
+      OSError: at the start of a `fit`: `html` or `log_dir` cannot be written.
 
     Warns:
       UserWarning: once for each table and code of advice.
@@ -116,8 +118,11 @@ class CollisionReportMixin:
         self._on = self.ranks is None or rank in self.ranks
         if not self._on:
             return
+        if self.html is not None:
+            folders.check_file("html", self.html)
         if self.log_dir is not None and self._writer is None:
             folder = os.path.join(str(self.log_dir), f"rank_{rank}")
+            folders.make_writable("log_dir", folder)
             self._writer = tf.summary.create_file_writer(folder)
         if self.shadows is not None:
             self.shadows.detach()  # of a `fit` that ended with an error

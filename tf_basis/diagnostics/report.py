@@ -22,12 +22,18 @@ class Report:
     Attributes:
       step: the optimizer's steps so far, None where they are not known.
       advice: what to do, as a list of `Advice` (code, path, message).
+      why_none: why no table is compressed; empty where one is, or it is not known.
     """
 
     def __init__(
-        self, measured: Sequence[Measures], advice: Sequence[Advice], step: int | None
+        self,
+        measured: Sequence[Measures],
+        advice: Sequence[Advice],
+        step: int | None,
+        why_none: str = "",
     ) -> None:
         self._measured, self.advice, self.step = list(measured), list(advice), step
+        self.why_none = why_none
 
     @property
     def tables(self) -> list[dict[str, Any]]:
@@ -50,7 +56,8 @@ class Report:
 
     def __str__(self) -> str:
         if not self._measured:
-            return "no table is compressed"
+            why = f": {self.why_none}" if self.why_none else ""
+            return f"no table is compressed{why}"
         lines = [_HEAD, *(_line(table) for table in self.tables)]
         widths = [max(map(len, column)) for column in zip(*lines)]
         text = [
@@ -128,8 +135,31 @@ def report(optimizer: Any, shadows: Any = None) -> Report:
             "shadows must be None, ShadowRows or a CollisionReport that was in a fit, "
             f"received {shadows!r}"
         )
-    step = max(int(tf.convert_to_tensor(p.iterations)) for p in parts_of(optimizer))
-    return report_of(tables, step, shadows)
+    parts = parts_of(optimizer)
+    step = max(int(tf.convert_to_tensor(p.iterations)) for p in parts)
+    found = report_of(tables, step, shadows)
+    if not tables:
+        found.why_none = _why_none(parts)
+    return found
+
+
+def _why_none(parts: Sequence[Any]) -> str:
+    small = [
+        (int(variable.shape[0]), part._basis.paths[key], part.min_rows)
+        for part in parts
+        for key, variable in part._basis.variables.items()
+        if len(variable.shape) == 2
+        and part._basis.paths[key].split("/")[-1] == "embeddings"
+    ]
+    if not small:
+        return "no variable with two dimensions is called embeddings; see tables="
+    rows, path, least = max(small)
+    if rows >= least:
+        return ""
+    return (
+        f"the largest table, '{path}', has {rows:,} rows, and min_rows of the "
+        f"optimizer is {least:,}"
+    )
 
 
 def report_of(

@@ -31,6 +31,10 @@ _NEEDS_MODEL = (
     "give the model that the state is of as a .keras file (--model of the command), or "
     + _OTHERS
 )
+_OTHER_KERAS = {
+    "tf_keras": "it was written by tf_keras: set TF_USE_LEGACY_KERAS=1",
+    "keras3": "it was written by Keras 3: unset TF_USE_LEGACY_KERAS",
+}
 
 
 def report_file(path: Path, model: Path | None = None) -> Report:
@@ -50,8 +54,16 @@ def report_file(path: Path, model: Path | None = None) -> Report:
     if path.is_dir() and (path / export_manifest.NAME).exists():
         return _of_export(path)
     if path.suffix == ".keras" and path.is_file():
-        return report(_model_of_archive(path).optimizer)
+        loaded = _model_of_archive(path)
+        _check_optimizer(path, loaded)
+        return report(loaded.optimizer)
     kind = "directory" if path.is_dir() else "file"
+    inside = sorted(path.glob(f"*/{export_manifest.NAME}")) if path.is_dir() else []
+    if inside:
+        exports = ", ".join(f"'{manifest.parent}'" for manifest in inside)
+        raise ValueError(
+            f"path must be one export, received the directory '{path}' with {exports}"
+        )
     raise ValueError(
         f"path must be an export of export_saved_model or a .keras file, received the "
         f"{kind} '{path}': {_NEEDS_MODEL}"
@@ -159,22 +171,37 @@ def _is_counter(name: str) -> bool:
 def _model_of_archive(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # reads everything
             version = json.loads(archive.read("metadata.json"))["keras_version"]
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"'{path}' is no .keras file: {error}") from error
+    except Exception as error:  # of many kinds, by which byte is wrong
+        raise ValueError(
+            f"'{path}' is damaged, or no .keras file: {type(error).__name__}: {error}"
+        ) from error
+    if damaged is not None:
+        raise ValueError(
+            f"'{path}' is damaged: '{damaged}' in it differs from its checksum"
+        )
     flavor = "tf_keras" if str(version).startswith("2.") else "keras3"
-    _register(flavor)
-    keras = keras_modules.keras_of(flavor)
     try:
-        model = keras.models.load_model(path)
+        _register(flavor)
+        model = keras_modules.keras_of(flavor).models.load_model(path)
     except Exception as error:  # of several kinds, by what is missing here
+        advice = _OTHERS if flavor == flavors.active() else _OTHER_KERAS[flavor]
         raise ValueError(
             f"the model in '{path}' cannot be loaded here "
-            f"({type(error).__name__}: {error}): {_OTHERS}"
+            f"({type(error).__name__}: {error}): {advice}"
         ) from error
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"'{path}' has no optimizer: it was saved without one")
     return model
+
+
+def _check_optimizer(path: Path, model: Any) -> None:
+    if not parts_of(model.optimizer):
+        raise ValueError(
+            f"'{path}' was trained without an optimizer of tf_basis, with "
+            f"{type(model.optimizer).__name__}: no table in it is compressed"
+        )
 
 
 # ---- state without a config -----------------------------------------------------
@@ -186,6 +213,7 @@ def _of_state(path: Path, model_path: Path) -> Report:
     model = _model_of_archive(model_path)
     with tf.init_scope():
         model.optimizer.build(model.trainable_variables)
+    _check_optimizer(model_path, model)
     try:
         _read_state(path, model)
     except ValueError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_basis import hyperparameters
+from tf_basis import folders, hyperparameters
 from tf_basis.adapters import keras_modules
 from tf_basis.distributed import watch
 from tf_basis.distributed.checkpoint import (
@@ -17,7 +17,9 @@ from tf_basis.distributed.checkpoint import (
     CheckpointInfo,
     restore_checkpoint,
     save_checkpoint,
+    together,
 )
+from tf_basis.distributed.world import World, unique_name
 
 _EVERY = hyperparameters.Rule(
     "'epoch' or an integer of at least 1",
@@ -58,6 +60,7 @@ class CheckpointCallbackMixin:
     Raises:
       ValueError: an argument breaks its rule; in `fit`: it begins in the middle of an
         epoch, but not with `parts`; and see `save_checkpoint`.
+      OSError: as `fit` begins, on every rank: some rank cannot write in `directory`.
 
     Example:
 
@@ -151,12 +154,19 @@ class CheckpointCallbackMixin:
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras calls it."""
         del logs
+        world, name = World(self.process_set), unique_name("checkpoint_folder")
+        with watch.watched(world, name, self.timeout):
+            together(world, name, self._check)
+
+    def _check(self) -> None:
+        """Before the first step, on all ranks, whether there can be a checkpoint."""
         if self._done and not self._left_out:
             raise ValueError(
                 f"training goes on behind batch {self._done} of epoch "
                 f"{self.initial_epoch}: fit what CheckpointCallback.parts(data, "
                 "epochs) gives, or save with every='epoch'"
             )
+        folders.make_writable("directory", self.directory)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Keras calls it."""
