@@ -157,3 +157,4 @@ def test_a_wrong_folder_on_one_rank_is_an_error_on_all(checks):
             told = "rank 1: directory must be the path of a folder, received 3"
             assert told in result[asked]
         assert not result["written"]
+        assert "rank 1: directory needs a folder" in result["fit"] and result["kept"]

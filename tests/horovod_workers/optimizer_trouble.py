@@ -1,6 +1,7 @@
 """Ranks that differ, and steps that all must skip; started by `optimizer`."""
 
 import os
+import tempfile
 import time
 
 import horovod.tensorflow as hvd
@@ -128,7 +129,14 @@ def no_folder_on_one_rank():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(1.0), "mse")
     folder = 3 if hvd.rank() == 1 else "never-made"
+    place = "/proc/nowhere" if hvd.rank() == 1 else tempfile.mkdtemp()
+    callback = distributed.CheckpointCallback(place, timeout=20)
+    x, y = np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)
+    weights = model.get_weights()
+    fit = error_of(model.fit, x, y, verbose=0, callbacks=[callback])
     return {
+        "fit": fit,
+        "kept": all(map(np.array_equal, weights, model.get_weights())),
         "save": error_of(distributed.save_checkpoint, folder, model, 1, timeout=20),
         "restore": error_of(distributed.restore_checkpoint, folder, model, timeout=20),
         "written": os.path.exists("never-made"),
