@@ -56,6 +56,11 @@ def settings_of(task: str, args: argparse.Namespace) -> Any:
     return quality_clicks.Settings(batch={"movielens": 256, "zipf": 1024}[task])
 
 
+def source_of(task: str, args: argparse.Namespace) -> str | None:
+    """The file that a task's data come from, where one was named."""
+    return {"gowalla": args.gowalla, "movielens": args.movielens}.get(task)
+
+
 @functools.cache
 def data(task: str, tuning: bool, source: str | None, examples: int) -> Any:
     """The examples of a task; for tuning without what is scored in the end."""
@@ -111,7 +116,7 @@ def one_run(
     from quality_methods import METHODS, state_bytes
 
     settings = settings_of(task, args)
-    source = {"gowalla": args.gowalla, "movielens": args.movielens}.get(task)
+    source = source_of(task, args)
     run = {
         "task": task,
         "method": name,
@@ -347,8 +352,7 @@ def main(argv: list[str] | None = None) -> int:
     verdicts = []
     for task in args.tasks:
         of_task = [line for line in lines if line["task"] == task]
-        source = {"gowalla": args.gowalla, "movielens": args.movielens}.get(task)
-        examples = data(task, False, source, args.examples)
+        examples = data(task, False, source_of(task, args), args.examples)
         if task == "gowalla":
             rows = examples.users + examples.items
             print(f"\n{task}: {rows:,} rows x 64, {len(examples.train):,} pairs")
