@@ -143,6 +143,7 @@ def serve(contenders: Mapping[str, Contender], about: dict[str, Any]) -> None:
     # What else is printed here, by libraries too, is no answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # an error at the end comes last
 
     def say(answer: Any) -> None:
         print(json.dumps(answer), file=answers, flush=True)

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_basis
-from tf_basis import export_manifest
+from tf_basis import checksums
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def rewritten(whole, path, **changes):
     content = json.loads((path / "tf_basis.json").read_text())
     content.pop("sha256")
     content = {**content, **changes}
-    content["sha256"] = export_manifest._checksum(content)
+    content["sha256"] = checksums.of_json(content)
     (path / "tf_basis.json").write_text(json.dumps(content))
     return path
 
