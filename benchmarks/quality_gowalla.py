@@ -92,8 +92,8 @@ def triples(pairs: Pairs, rng: np.random.Generator) -> np.ndarray:
 
 def make_epoch(
     tables: list[Any], optimizer: Any, settings: Settings
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function that walks through an epoch of triples; returns the mean loss."""
+) -> Callable[[tf.Tensor], None]:
+    """A function that walks through an epoch of triples."""
     user_table, item_table = tables
 
     def loss_of(batch: tf.Tensor) -> tf.Tensor:
@@ -104,17 +104,13 @@ def make_epoch(
         return tf.reduce_mean(tf.nn.softplus(-margin) + settings.reg / 2 * squares)
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])
-    def epoch(rows: tf.Tensor) -> tf.Tensor:
-        steps = tf.shape(rows)[0] // settings.batch
-        total = tf.constant(0.0)
-        for step in tf.range(steps):
+    def epoch(rows: tf.Tensor) -> None:
+        for step in tf.range(tf.shape(rows)[0] // settings.batch):
             start = step * settings.batch
             with tf.GradientTape() as tape:
                 loss = loss_of(rows[start : start + settings.batch])
             gradients = tape.gradient(loss, [t.value for t in tables])
             optimizer.apply_gradients(list(zip(gradients, tables)))
-            total += loss
-        return total / tf.cast(steps, tf.float32)
 
     return epoch
 
@@ -134,9 +130,7 @@ def highest(scores: np.ndarray) -> np.ndarray:
     return place // TOP * groups + np.take_along_axis(chosen, place % TOP, axis=1)
 
 
-def score(
-    pairs: Pairs, users: np.ndarray, items: np.ndarray, most: int | None = None
-) -> dict[str, float]:
+def score(pairs: Pairs, users: np.ndarray, items: np.ndarray) -> dict[str, float]:
     """Recall@20 and NDCG@20, means over the users that have something to be found."""
 
     def lists(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,7 +139,7 @@ def score(
 
     had, had_at = lists(pairs.train)
     find, find_at = lists(pairs.test)
-    asked = np.flatnonzero(np.diff(find_at))[:most]
+    asked = np.flatnonzero(np.diff(find_at))
     discount = 1 / np.log2(np.arange(TOP) + 2)
     ideal = np.cumsum(discount)
     recalls, gains = [], []
@@ -170,7 +164,6 @@ def train(
     make_optimizer: Callable[[list[Any]], Any],
     seed: int,
     settings: Settings,
-    report: Callable[[int, list[np.ndarray]], None] | None = None,
 ) -> tuple[dict[str, float], Any]:
     """Trains from the seed and scores; also returns the optimizer."""
     keras.utils.set_random_seed(seed)
@@ -187,6 +180,4 @@ def train(
     for number in range(settings.epochs):
         optimizer.learning_rate.assign(first * (1 - number / settings.epochs))
         epoch(tf.constant(triples(pairs, rng)))
-        if report:
-            report(number, [t.numpy() for t in tables])
     return score(pairs, *(t.numpy() for t in tables)), optimizer

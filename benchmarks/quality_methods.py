@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent.parent / "examples"))
 
 import keras
 import numpy as np
 import rivals
+from movielens_ctr import ORIGINAL
 
 import tf_basis
-
-ORIGINAL = {
-    "momentum": "shared",
-    "invariant_scalar": "learned",
-    "scalar_rule": "gradient",
-    "collision_reduce": "sequential",
-    "bias_correction": False,
-}
 
 
 @dataclasses.dataclass(frozen=True)
