@@ -79,7 +79,7 @@ def check_survives_kills(nursery, folder, kills, steps, seconds):
 
 
 def test_runs_that_are_killed_end_at_the_same_bits(nursery, tmp_path):
-    check_survives_kills(nursery, tmp_path, kills=3, steps=60, seconds=0.7)
+    check_survives_kills(nursery, tmp_path, kills=2, steps=60, seconds=0.7)
 
 
 @pytest.mark.long

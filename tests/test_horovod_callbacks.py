@@ -242,7 +242,11 @@ def test_one_process_needs_no_horovod():
         ),
         (
             lambda: distributed.LearningRateWarmupCallback(0.1, steps_per_epoch=0),
-            "steps_per_epoch .* received 0",
+            "steps_per_epoch must be None or an integer of at least 1, received 0",
+        ),
+        (
+            lambda: distributed.LearningRateWarmupCallback(0.1, verbose="auto"),
+            "verbose must be one of 0, 1, received 'auto'",
         ),
         (
             lambda: distributed.broadcast_variables([], root_rank=1),

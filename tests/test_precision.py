@@ -94,7 +94,9 @@ def random_run(kind, arguments, mode, dtype="float32", steps=8) -> dict:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.long)]
+)
 def test_op_and_twin_store_the_same_bits(case, dtype):
     op, twin = (random_run(*CASES[case], mode, dtype) for mode in ("require", "off"))
     assert_same_bits(op, twin)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return parsed.run(parsed)
     except CommandError as error:
         print(f"tf-basis {parsed.command}: {error}", file=sys.stderr)
-        return 1
+        return error.status
     except BrokenPipeError:  # of `tf-basis ... | head`
         sys.stderr.close()
         return 1

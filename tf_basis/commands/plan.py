@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tf_basis.commands import CommandError
+from tf_basis.commands import CommandError, UsageError
 
 if TYPE_CHECKING:
     import h5py
@@ -59,11 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; its exit status."""
     if bool(arguments.model) == bool(arguments.table):
-        raise CommandError("give either a saved model or --table, and not both")
+        raise UsageError("give either a saved model or --table, and not both")
     names = [name for name, _ in arguments.table]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise CommandError(f"--table must name each table once, received {twice} again")
+        raise UsageError(f"--table must name each table once, received {twice} again")
     shapes = dict(arguments.table) or shapes_of(Path(arguments.model))
     from tf_basis.planning import plan
 
@@ -90,13 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         found = plan(shapes, stale_decay=arguments.stale_decay, **given)
     except ValueError as error:
-        raise CommandError(str(error)) from error
-    if arguments.json:
-        print(json.dumps(found.as_dict(), indent=1))
-        return 0
-    print(found)
+        raise UsageError(str(error)) from error
     rows = [shape[0] for shape in shapes.values() if len(shape) == 2]
     left_out = [n for n in rows if n < arguments.min_rows]
+    if arguments.json:
+        print(json.dumps({**found.as_dict(), "left_out": len(left_out)}, indent=1))
+        return 0
+    print(found)
     if left_out:
         print(
             f"left out: {len(left_out)} of {len(rows)} variables with two dimensions; "

@@ -194,11 +194,11 @@ class LearningRateWarmupCallbackMixin:
         for name, value, rule in [
             ("initial_learning_rate", initial_learning_rate, _POSITIVE),
             ("warmup_epochs", warmup_epochs, _POSITIVE),
+            ("steps_per_epoch", steps_per_epoch, _COUNT),
+            ("verbose", verbose, hyperparameters.choice(0, 1)),
             ("timeout", timeout, watch.TIMEOUT_RULE),
         ]:
             hyperparameters.check(name, value, rule)
-        if steps_per_epoch is not None:
-            hyperparameters.check("steps_per_epoch", steps_per_epoch, _COUNT)
         self.initial_learning_rate = initial_learning_rate
         self.warmup_epochs, self.steps_per_epoch = warmup_epochs, steps_per_epoch
         self.verbose, self.process_set, self.timeout = verbose, process_set, timeout
@@ -312,7 +312,7 @@ def _unlisted(optimizer: Any) -> list:
 
 
 _RANK = hyperparameters.integer("of at least 0", lambda v: v >= 0)
-_COUNT = hyperparameters.integer("of at least 1", lambda v: v >= 1)
+_COUNT = hyperparameters.integer("of at least 1", lambda v: v >= 1, optional=True)
 _POSITIVE = hyperparameters.real("above 0", lambda v: v > 0)
 
 
