@@ -197,7 +197,7 @@ class EightBitAdam(RowOptimizer):
                 ("v", dynamic_codes(False)),
             )
         }
-        self.edges = {n: (c[1:] + c[:-1]) / 2 for n, c in self.codes.items()}
+        self.nearest = {n: Nearest(c.numpy()) for n, c in self.codes.items()}
         super().__init__(tables, rate)
 
     def make_state(self, rows, dim):
@@ -217,9 +217,7 @@ class EightBitAdam(RowOptimizer):
         def write(name, values):
             scale = tf.reduce_max(tf.abs(values), axis=1)
             part = tf.math.divide_no_nan(values, scale[:, None])
-            numbers = tf.searchsorted(self.edges[name], tf.reshape(part, [-1]))
-            numbers = tf.cast(tf.reshape(numbers, tf.shape(part)), tf.uint8)
-            put(state[name], rows, numbers)
+            put(state[name], rows, self.nearest[name](part))
             put(state[name + "_scale"], rows, scale)
 
         m = BETA_1 * read("m") + (1 - BETA_1) * g
@@ -227,6 +225,35 @@ class EightBitAdam(RowOptimizer):
         write("m", m)
         write("v", v)
         return adam_step(m, v, t)
+
+
+class Nearest:
+    """The number of the nearest of some ascending values, for many float32.
+
+    In place of a search, which takes most of the time of a step: a table over the
+    leading 18 bits of a float32, whose cells are so narrow that the middle between two
+    values is in a cell of its own.
+    """
+
+    SHIFT = 14
+
+    def __init__(self, values: np.ndarray) -> None:
+        middles = (values[1:] + values[:-1]) / 2
+        first = np.arange(1 << (32 - self.SHIFT), dtype=np.uint32) << self.SHIFT
+        last = first | np.uint32((1 << self.SHIFT) - 1)
+        ends = np.stack([first, last]).view(np.float32)
+        finite = np.isfinite(ends[1])
+        ends = np.searchsorted(middles, ends)
+        if np.ptp(ends[:, finite], axis=0).max() > 1:
+            raise ValueError("values must be further apart: two middles in one cell")
+        self.below = tf.constant(ends.min(axis=0), tf.int32)
+        self.middles = tf.constant([*middles, np.inf], tf.float32)
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        cell = tf.bitwise.right_shift(tf.bitcast(x, tf.uint32), self.SHIFT)
+        number = tf.gather(self.below, tf.cast(cell, tf.int32))
+        above = x > tf.gather(self.middles, number)
+        return tf.cast(number + tf.cast(above, tf.int32), tf.uint8)
 
 
 def dynamic_codes(signed: bool) -> np.ndarray:

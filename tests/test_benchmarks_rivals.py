@@ -114,6 +114,21 @@ def test_eight_bit_adam_is_near_lazy_adam(benchmark):
         assert codes[-1] == 1 and codes[0] == (-codes[-2] if signed else 0)
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_nearest_code_is_that_of_a_search(signed, benchmark, rng):
+    rivals = benchmark("rivals")
+    codes = rivals.dynamic_codes(signed).astype(np.float32)
+    middles = (codes[1:] + codes[:-1]) / 2
+    beside = [np.nextafter(middles, np.float32(end)) for end in (-2, 2)]
+    small = 10.0 ** rng.uniform(-20, 0, 1000)
+    x = np.concatenate([codes, middles, *beside, small, -small, [0.0, -0.0]])
+    x = x.astype(np.float32)
+    got = rivals.Nearest(codes)(tf.constant(x)).numpy()
+    np.testing.assert_array_equal(got, np.searchsorted(middles, x))
+    with pytest.raises(ValueError, match="values must be further apart"):
+        rivals.Nearest(np.array([0.5, 0.5001, 0.50011], np.float32))
+
+
 def test_bytes_of_the_rivals(benchmark):
     rivals, table = benchmark("rivals"), keras.Variable(start(), name="table")
     cells = ROWS * DIM
