@@ -14,7 +14,7 @@ from horovod_rank import check, error_of
 from reference import onebit_options as reference
 
 import tf_basis
-from tf_basis import distributed
+from tf_basis import config, distributed
 from tf_basis.distributed.world import World
 from tf_basis.ops import loader
 
@@ -269,6 +269,42 @@ def one_bit(**more):
     return make, reference.OneBitAdam(
         start, SIZE, rate=rate, warmup=3, **SETTINGS, **known
     )
+
+
+ADAPTS = {
+    "adaptive_rate": {"floor": 0.2, "smoothing": 0.7},
+    "adaptive_bits": {"raise_above": 0.3, "lower_below": 0.15, "patience": 2},
+    "amplitude_interval": 2,
+}
+# The same as a settings file has it.
+YAML = """
+optimizer: {type: 1bit_adam, lr: 0.02, betas: [0.8, 0.99], eps: 1e-3}
+compensation: {adaptive_rate: {floor: 0.2, smoothing: 0.7}}
+quantization:
+  warmup_steps: 3
+  rules: [[".*", 1]]
+  block: 16
+  adaptive_bits: {raise_above: 0.3, lower_below: 0.15, patience: 2}
+communication: {amplitude_interval: 2}
+"""
+
+
+@check
+def one_bit_adam_adapts():
+    make, expected = one_bit(**ADAPTS)
+    seen = {"bits": [], "expected_bits": [], "factors": []}
+
+    def each(step, optimizer, expected):
+        del step
+        (channel,) = optimizer._exchange.channels
+        seen["bits"].append(1 + int(channel.exchange.wide[0]))
+        seen["expected_bits"].append(expected.exchange.bits)
+        seen["factors"].append(expected.factor)
+
+    alone = follow(make, expected, each=each)
+    expected = one_bit(**ADAPTS)[1]
+    loaded = lambda: config.load(YAML).dense_optimizer  # noqa: E731
+    return {"alone": alone, "loaded": follow(loaded, expected, wrap=True), **seen}
 
 
 @check
