@@ -91,8 +91,8 @@ def test_delayed_steps(checks, case):
 
 def test_delayed_gradients(checks):
     for result in checks["delayed_gradients"]:
-        assert result["difference"] < 1e-6
-        assert result["pending"] > 0.1
+        assert result["difference"] < 1e-6 and max(result["at_once"]) < 1e-6
+        assert result["pending"] > 0.1 and result["waiting"] == [(50,)]
 
 
 @pytest.mark.parametrize(
