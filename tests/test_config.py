@@ -232,12 +232,13 @@ def test_the_other_optimizers_and_one_bit_towers(flavor, settings, words):
 def test_gradients_in_one_bit_keep_those_of_embeddings_in_full():
     optimizer = config.load(
         {
-            "optimizer": {"type": "adam", "betas": [0.5, 0.75]},
+            "optimizer": {"type": "adam", "betas": [0.5, 0.75], "lr": 1},
             "quantization": {"layerwise_bits": [16, 2, 1, 32], "warmup_steps": 0},
             "compensation": {"reset": "zero"},
         }
     )
     assert (optimizer.beta_1, optimizer.beta_2) == (0.5, 0.75)
+    assert float(to_numpy(optimizer.learning_rate)) == 1
     sent = optimizer.get_config()["compression"]
     assert (sent["reset"], sent["sparse_values"]) == ("zero", "float16")
     assert sent["policy"]["rules"][0] == ["embedding", 16, 1]

@@ -40,6 +40,11 @@ ERRORS = [
     (ask("quantization", "layerwise_bits", [1, 2, 3, 16]), r"layerwise_bits .* 3, "),
     (ask("quantization", "layerwise_bits", [2, 2, 1, 16]), r"of embeddings 1, 16"),
     (ask("quantization", "rules", [["dense", 5]]), r"quantization\.rules: bits .* 5"),
+    (ask("quantization", "rules", ["dense"]), r"quantization\.rules .* \['dense'\]$"),
+    (
+        ask("quantization", "rules", [{"match": "dense", "bits": 1}]),
+        r"quantization\.rules must be a list of rules, each \[match, bits\], .* gro",
+    ),
     (ask("momentum_correction", "gamma", [0.9, 1.0]), r"correction\.gamma .*\[0, 1\)"),
     (ask("momentum_correction", "gamma", [0.9]), r"momentum_correction\.gamma must h"),
     (ask("momentum_correction", "boundaries", [0.8, 0.1]), r"\.boundaries .* above"),
@@ -68,6 +73,14 @@ ERRORS = [
     ),
     (ask("distributed", "timeout", 0), r"distributed\.timeout must be None or .* 0$"),
     (ask("distributed", "compression", "onebit"), r"compression .* beside 1bit_adam"),
+    (ask("distributed", "compression", "auto"), r"compression .* beside 1bit.* 'auto'"),
+    (
+        {
+            **ask("compensation", "adaptive_rate", True, kind="basis_adam"),
+            "dense_optimizer": {"type": "adam"},
+        },
+        r"compensation\.adaptive_rate must be None beside .* 'adam', .* received True",
+    ),
     (
         {**ask("quantization", "block", 64, kind="adam"), "distributed": 1},
         r"distributed must be None or a mapping|distributed must be a mapping",

@@ -62,6 +62,21 @@ def test_overflow_warns_once_where_it_is(checks):
     assert "raise clip_value" in message and second["clipped"][0] > 0
 
 
+def test_quantization_is_recorded_alike_and_written_by_rank_0(checks):
+    first, second = checks["quantization_is_recorded"]
+    assert first["history"] == second["history"] and first["logs"] == second["logs"]
+    # Three batches: the second knows of the exchange in the first.
+    ((batch, groups),) = (record.values() for record in first["history"])
+    assert batch == 2 and 0 < groups["1bit"]["relative_error"] < 1
+    flat = {f"quantization/1bit/{name}": v for name, v in groups["1bit"].items()}
+    assert len(flat) == 6 and first["logs"] == {k: [v] for k, v in flat.items()}
+    assert second["scalars"] == {}
+    expected = {(k, 2): pytest.approx(v, rel=1e-6) for k, v in flat.items()}
+    assert first["scalars"] == expected
+    for found in (first, second):
+        assert found["plain"].startswith("ValueError: compression must keep statistics")
+
+
 def test_shadow_rows_are_exact_on_several_ranks(checks):
     first, second = checks["shadow_rows_have_the_gradients_of_all_ranks"]
     assert first == second and first["rows"] == 12

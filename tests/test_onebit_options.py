@@ -67,6 +67,18 @@ def test_bits_rise_and_fall(checks):
     ].index(1.0)
 
 
+@pytest.mark.parametrize("case", ["alone", "loaded"])
+def test_one_bit_adam_adapts_rate_bits_and_scales(checks, case):
+    """From arguments, and from a settings file inside a `DistributedOptimizer`."""
+    found = checks["one_bit_adam_adapts"]
+    assert equal([r[case]["digests"] for r in found])
+    for result in found:
+        assert result[case]["worst"] < 2e-5 and result[case]["moved"] > 0.01
+        assert result["bits"] == result["expected_bits"]
+        assert result["bits"] == [1] * 8 + [2, 2, 1, 1]
+        assert result["factors"][3] == 1 and 0.6 < min(result["factors"]) < 0.7
+
+
 @pytest.mark.parametrize("case", ["alone", "skips", "wrapped"])
 def test_delayed_steps(checks, case):
     results = [r[case] for r in checks["delayed"]]
@@ -79,8 +91,8 @@ def test_delayed_steps(checks, case):
 
 def test_delayed_gradients(checks):
     for result in checks["delayed_gradients"]:
-        assert result["difference"] < 1e-6
-        assert result["pending"] > 0.1
+        assert result["difference"] < 1e-6 and max(result["at_once"]) < 1e-6
+        assert result["pending"] > 0.1 and result["waiting"] == [(50,)]
 
 
 @pytest.mark.parametrize(

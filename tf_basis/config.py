@@ -178,11 +178,11 @@ def _assumed_steps(arguments: Settings) -> int:
 
 def _of_tables(chosen: str | None, settings: Settings) -> Any:
     """Of what `OneBitAdam` leaves: tables, whose rows travel and have no residuals."""
-    if chosen == "onebit":
+    if chosen in ("onebit", "auto"):
         raise ValueError(
             "distributed.compression must be None, 'none' or 'fp16' beside 1bit_adam: "
-            "it is for dense gradients of tables, and their residuals would be as "
-            "large as the tables, received 'onebit'"
+            "it is for dense gradients of tables, and residuals of 1 bit would be as "
+            f"large as the tables, received {chosen!r}"
         )
     return OneBitCompression(
         [(".*", 16 if chosen == "fp16" else 32)],

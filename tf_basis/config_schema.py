@@ -90,8 +90,11 @@ _BITS = Rule(
     ),
 )
 _RULE_LIST = Rule(
-    "a list of rules, each [match, bits] or [match, bits, interval]",
-    lambda v: isinstance(v, (list, tuple)),
+    "a list of rules, each [match, bits], [match, bits, interval] or [match, bits, "
+    "interval, group]",
+    lambda v: (
+        isinstance(v, (list, tuple)) and all(isinstance(r, (list, tuple)) for r in v)
+    ),
 )
 _ADAPTIVE = Rule(
     "True, False or a mapping from names to settings",
@@ -155,6 +158,12 @@ def check_sections(data: Any) -> dict[str, Settings]:
             onebit_rule.check_schedule(**schedule)
         except ValueError as error:
             raise ValueError(f"momentum_correction.{error}") from None
+    rate = checked.get("compensation", {}).get("adaptive_rate")
+    if dense_kind == "adam" and rate not in (None, False):
+        raise ValueError(
+            "compensation.adaptive_rate must be None beside a dense_optimizer of type "
+            f"'adam', which has a rate of its own, received {rate!r}"
+        )
     if "communication" in checked:
         _check_communication(checked)
     for pattern, own in (checked.get("tables", {}).get("table_settings") or {}).items():
@@ -327,6 +336,8 @@ def _long_names(section: str, settings: Mapping) -> Settings:
                     f"{section}.{name} and {section}.{came_as[long]} are one setting: "
                     f"give one of them, received {value!r} and {checked[long]!r}"
                 )
+            if long == "learning_rate":
+                each = float(each)  # `lr: 1`; Keras takes no integer
             checked[long], came_as[long] = each, name
     return checked
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
+from pathlib import Path
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -127,6 +129,35 @@ def overflow_warns_the_rank_that_has_it():
         fit(model, own, scale=1e4 if hvd.rank() else 1.0)
     messages = [str(w.message) for w in seen if "clip_value" in str(w.message)]
     return {"messages": messages, "clipped": list(own.clipped.values())}
+
+
+def scalars_in(folder):
+    """What TensorBoard finds there: tags with their steps and values."""
+    return {
+        (value.tag, event.step): float(tf.make_ndarray(value.tensor))
+        for file in sorted(Path(folder).rglob("*tfevents*"))
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    }
+
+
+@check
+def quantization_is_recorded():
+    sent = distributed.OneBitCompression([("dense_kernel", 1)], statistics=True)
+    sgd = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1), sent)
+    with tempfile.TemporaryDirectory() as folder:
+        record = distributed.QuantizationStatistics(2, log_dir=folder)
+        logs = fit(make_model(sgd), record).history
+        scalars = scalars_in(folder)
+    plain = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    return {
+        "history": record.history,
+        "logs": {k: v for k, v in logs.items() if k.startswith("quantization/")},
+        "scalars": scalars,
+        "plain": error_of(
+            fit, make_model(plain), distributed.QuantizationStatistics(1)
+        ),
+    }
 
 
 @check

@@ -14,7 +14,7 @@ from horovod_rank import check, error_of
 from reference import onebit_options as reference
 
 import tf_basis
-from tf_basis import distributed
+from tf_basis import config, distributed
 from tf_basis.distributed.world import World
 from tf_basis.ops import loader
 
@@ -271,6 +271,42 @@ def one_bit(**more):
     )
 
 
+ADAPTS = {
+    "adaptive_rate": {"floor": 0.2, "smoothing": 0.7},
+    "adaptive_bits": {"raise_above": 0.3, "lower_below": 0.15, "patience": 2},
+    "amplitude_interval": 2,
+}
+# The same as a settings file has it.
+YAML = """
+optimizer: {type: 1bit_adam, lr: 0.02, betas: [0.8, 0.99], eps: 1e-3}
+compensation: {adaptive_rate: {floor: 0.2, smoothing: 0.7}}
+quantization:
+  warmup_steps: 3
+  rules: [[".*", 1]]
+  block: 16
+  adaptive_bits: {raise_above: 0.3, lower_below: 0.15, patience: 2}
+communication: {amplitude_interval: 2}
+"""
+
+
+@check
+def one_bit_adam_adapts():
+    make, expected = one_bit(**ADAPTS)
+    seen = {"bits": [], "expected_bits": [], "factors": []}
+
+    def each(step, optimizer, expected):
+        del step
+        (channel,) = optimizer._exchange.channels
+        seen["bits"].append(1 + int(channel.exchange.wide[0]))
+        seen["expected_bits"].append(expected.exchange.bits)
+        seen["factors"].append(expected.factor)
+
+    alone = follow(make, expected, each=each)
+    expected = one_bit(**ADAPTS)[1]
+    loaded = lambda: config.load(YAML).dense_optimizer  # noqa: E731
+    return {"alone": alone, "loaded": follow(loaded, expected, wrap=True), **seen}
+
+
 @check
 def delayed():
     uneven = [[1.0 + r + (s % 2) for r in range(SIZE)] for s in range(12)]
@@ -285,25 +321,43 @@ def delayed():
 
 @check
 def delayed_gradients():
-    """SGD steps with the mean of the step before; nothing is lost in a skipped one."""
+    """SGD steps with the mean of the step before; nothing is lost in a skipped one.
+
+    Embeddings step at once, and nothing as large as a table waits.
+    """
     variable = new(np.zeros(ELEMENTS), "theta")
+    table, tied = new(np.zeros((9, 2)), "embeddings"), new(np.zeros(8), "embeddings_1")
     compression = distributed.OneBitCompression(
         [("theta", 32)], delay=1, staleness_decay=0.5
     )
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(1.0), compression)
-    optimizer.build([variable])
-    apply, seen = applier(optimizer, [variable]), []
+    optimizer.build([variable, table, tied])
+
+    @tf.function
+    def apply(gradient):
+        values = tf.reshape(gradient[:4], [2, 2])
+        rows = tf.IndexedSlices(values, tf.constant([0, 8]), [9, 2])
+        optimizer.apply_gradients(
+            [(gradient, variable), (rows, table), (gradient[:8], tied)]
+        )
+
+    seen = []
     for step in range(5):
         given = gradients(step)[hvd.rank()]
         if step == 2 and hvd.rank() == 0:
             given[0] = np.nan
         apply(tf.constant(given))
         seen.append(-to_numpy(variable))
-    means = [0.5 * gradients(s).mean(axis=0) for s in range(5)]
+    means = [gradients(s).mean(axis=0) for s in range(5)]
     # Step 2 is skipped, with its gradient; what it was to apply comes in step 3.
-    expected = np.cumsum([0 * means[0], means[0], 0 * means[0], means[1], means[3]], 0)
+    late = [0 * means[0], means[0], 0 * means[0], means[1], means[3]]
+    expected = 0.5 * np.cumsum(late, 0)
+    at_once = means[0] + means[1] + means[3] + means[4]
+    moved = [to_numpy(table)[[0, 8]].ravel(), to_numpy(tied)]
     return {
         "difference": float(np.abs(np.array(seen) - expected).max()),
+        "at_once": [float(np.abs(m + at_once[: len(m)]).max()) for m in moved],
+        "waiting": [tuple(v.shape) for v in optimizer.residual_variables],
         "pending": float(np.abs(optimizer.residual_variables[0].numpy()).max()),
     }
 

@@ -71,20 +71,30 @@ class OneBitAdam:
         staleness_decay=1.0,
         local_steps=1,
         doubling=None,
+        amplitude_interval=1,
+        adaptive_rate=None,
+        adaptive_bits=None,
     ) -> None:
         n = len(theta)
         self.theta = np.tile(theta.astype(np.float64), [ranks, 1])
         self.m, self.v = np.zeros([ranks, n]), np.zeros(n)
-        self.exchange = Exchange(n, ranks, block)
-        self.rate, self.warmup, self.decay = rate, warmup, weight_decay
+        self.exchange = Exchange(n, ranks, block, amplitude_interval)
+        self.adaptive_rate, self.adaptive_bits = adaptive_rate, adaptive_bits
+        self.factor, self.error, self.streak = 1.0, 0.0, 0
+        self.full_rate, self.warmup, self.decay = rate, warmup, weight_decay
         self.b1, self.b2, self.epsilon = beta_1, beta_2, epsilon
         self.delay, self.staleness = delay, staleness_decay
         self.pending = np.zeros([ranks, n])
         self.local_steps, self.doubling = local_steps, doubling
         self.t = self.since = 0
 
+    @property
+    def rate(self) -> float:
+        return self.full_rate * self.factor
+
     def step(self, gradients: np.ndarray, weights=None) -> None:
         ranks = len(gradients)
+        self._hear()
         weights = np.ones(ranks) if weights is None else np.asarray(weights)
         if self.local_steps > 1 and self.t >= self.warmup:
             self._alone(gradients, weights)
@@ -99,6 +109,25 @@ class OneBitAdam:
             self.pending = scaled * self.staleness
         else:
             self._together(scaled)
+
+    def _hear(self) -> None:
+        """What the exchange of the step before says of itself."""
+        (_, squares, errors), self.exchange.sums = self.exchange.sums, np.zeros(3)
+        if squares == 0:
+            return
+        new = errors / squares
+        if self.adaptive_rate:
+            kept = self.adaptive_rate["smoothing"]
+            old = self.error or new
+            self.error = kept * old + (1 - kept) * new
+            self.factor = max(self.adaptive_rate["floor"], 1 - self.error)
+        if self.adaptive_bits:
+            wide = self.exchange.bits == 2
+            low, high = (self.adaptive_bits[k] for k in ("lower_below", "raise_above"))
+            self.streak = self.streak + 1 if (new < low if wide else new > high) else 0
+            if self.streak == self.adaptive_bits["patience"]:
+                self.streak, self.exchange.age = 0, 0
+                self.exchange.bits = 1 if wide else 2
 
     def _exchange_pending(self, put_back=False) -> None:
         if self.t < self.warmup:

@@ -95,7 +95,8 @@ class OneBitCompression:
       adaptive_rate: True or an `AdaptiveRate`: the learning rate is multiplied by
         1 − the relative error of what is quantised. Default None.
       delay: 1: the gradients of a step are exchanged during the next one and applied at
-        its end: dense ones; rows of tables are not delayed. Default 0.
+        its end: dense ones; rows of tables are not delayed, nor are dense gradients of
+        embeddings in 16 or 32 bits. Default 0.
       staleness_decay: delayed gradients are multiplied by staleness_decay^delay.
         Default 1.
 

@@ -12,7 +12,7 @@ from tf_basis.distributed.channel import Channel, Feedback, name_of
 from tf_basis.distributed.compression import OneBitCompression
 from tf_basis.distributed.exchange import NewVariable
 from tf_basis.distributed.metadata import Metadata
-from tf_basis.distributed.policy import Way
+from tf_basis.distributed.policy import Way, kind_of
 from tf_basis.distributed.watch import Watch, watched
 from tf_basis.distributed.world import World
 
@@ -100,7 +100,7 @@ class GradientReducer:
             members = [
                 i
                 for i, (s, w) in enumerate(zip(specs, self.ways))
-                if w == way and not s.leave
+                if w == way and not s.leave and not self._only_rows(s, w)
             ]
             if members:
                 self.channels.append(self._channel(way, members, variables))
@@ -117,10 +117,23 @@ class GradientReducer:
         self._steps = variables(f"{name}_steps", 1, tf.int64)
         self._skipped = variables(f"{name}_skipped_steps", 1, tf.int64)
 
-    def _channel(self, way: Way, members: list[int], variables: NewVariable) -> Channel:
+    def _only_rows(self, spec: Spec, way: Way) -> bool:
+        """Whether it has a channel for the sake of `delay` alone, which rows have not.
+
+        What waits for its exchange would be as large as the table, and exchanged whole.
+        """
+        needed = way.bits < 16 or way.interval > 1
+        return not needed and kind_of(spec.path, spec.shape) == "embedding"
+
+    def _channel(
+        self, way: Way, members: list[int], variables: NewVariable, wait: bool = True
+    ) -> Channel:
+        """`wait`: whether it is delayed where the compression says so."""
         shapes = [self.specs[m].shape for m in members]
         name = name_of(self.name, way)
         feedback = self.compression.feedback
+        if feedback.delay and not wait:
+            name, feedback = f"{name}_at_once", feedback._replace(delay=0)
         return Channel(members, shapes, way, feedback, self.world, name, variables)
 
     @property
@@ -251,15 +264,15 @@ class GradientReducer:
             for i in travel
             if isinstance(gradients[i], tf.Tensor) and i not in self._fixed
         ]
-        plain = [
-            self._channel(way, [i for i in dense if self.ways[i] == way], _no_variables)
-            for way in sorted({self.ways[i] for i in dense})
-        ]
+        plain = []
+        for way in sorted({self.ways[i] for i in dense}):
+            members = [i for i in dense if self.ways[i] == way]
+            plain.append(self._channel(way, members, _no_variables, wait=False))
         done: dict[int, tf.Tensor] = {}
         before: list[tf.Tensor] = []
         for number, channel in enumerate([*self.channels, *plain]):
             pieces = channel.pieces(gradients)
-            if delayed:
+            if number < len(delayed):
                 mean = delayed[number]
                 channel.delay(pieces)
             else:
