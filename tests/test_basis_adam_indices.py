@@ -110,6 +110,29 @@ def test_bad_index_stops_the_iteration_counter_too(flavor, backend, scalar):
         assert_same_bits(before, optimizer_arrays(optimizer, [table]))
 
 
+def test_state_is_there_after_a_first_step_that_failed(flavor, backend):
+    """Of a `tf.function` that builds the optimizer; it goes on as another would."""
+
+    def arrays_after(batches):
+        table = make_variable(np.ones((ROWS, 3)), flavor, "table")
+        optimizer = make_optimizer(flavor, tables=[table], num_buckets=6)
+
+        @tf.function
+        def step(indices):
+            gradient = tf.IndexedSlices(tf.ones([2, 3]), indices, [ROWS, 3])
+            optimizer.apply_gradients([(gradient, table)])
+
+        for batch in batches:
+            if max(batch) < ROWS:
+                step(tf.constant(batch))
+                continue
+            with pytest.raises(tf.errors.InvalidArgumentError, match="table"):
+                step(tf.constant(batch))
+        return optimizer_arrays(optimizer, [table])
+
+    assert_same_bits(arrays_after([[0, 1]]), arrays_after([[0, ROWS], [0, 1]]))
+
+
 def test_gradients_of_the_wrong_shape_are_an_error(backend):
     model = Model()
     before = model.arrays()

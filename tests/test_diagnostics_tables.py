@@ -182,6 +182,13 @@ def test_a_report_is_json_a_page_and_histograms(tmp_path):
     assert again["step"] == 8 and again["state_bytes"] == found.state_bytes
     assert again["tables"][0]["path"] == "table"
     assert again["advice"][0]["code"] == "few_buckets"
+    shown = str(found)
+    for name in ("scalars", "scalars_crowded"):
+        spread = again["tables"][0][name]
+        assert "/".join(f"{spread[p]:.3g}" for p in ("p10", "p50", "p90")) in shown
+    for name in ("first_moment", "second_moment"):
+        spread = again["tables"][0][name]
+        assert f"{spread['min']:.3g}/{spread['max']:.3g}" in shown
     page = tmp_path / "report.html"
     found.to_html(page)
     text = page.read_text(encoding="utf-8")

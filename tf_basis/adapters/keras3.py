@@ -158,8 +158,14 @@ class OptimizerAdapter(Optimizer):
         if variables is None:
             variables = self._trainable_variables
         grads = self._row_ids(grads, variables)
+        checks = self._row_checks(grads, variables)
+        if trainable_variables is not None and not self.built:
+            # Not behind the checks: a `tf.function` could not give the new variables
+            # their values before its first step, and would never if that step failed.
+            with keras.name_scope(self.name, caller=self):
+                self.build(list(trainable_variables))
         # Around all of Keras's `apply`: a failed step is not counted either.
-        with tf.control_dependencies(self._row_checks(grads, variables)):
+        with tf.control_dependencies(checks):
             if self.loss_scale_factor is not None:
                 grads = [divisible(g) for g in grads]
             super().apply(grads, trainable_variables)

@@ -23,12 +23,17 @@ svg { margin: 4px }
 
 
 def render(
-    measured: Sequence[Measures], advice: Sequence[Advice], step: int | None
+    measured: Sequence[Measures],
+    advice: Sequence[Advice],
+    step: int | None,
+    why_none: str = "",
 ) -> str:
     """The text of the page."""
     when = "" if step is None else f" after {step:,} steps"
     body = [f"<h1>Compressed tables{when}</h1>"]
-    if not advice:
+    if not measured:
+        body.append(f'<p class="advice">{_text(without_tables(why_none))}.</p>')
+    elif not advice:
         body.append('<p class="well">Nothing to do.</p>')
     for each in advice:
         body.append(
@@ -43,6 +48,11 @@ def render(
         f"<title>tf_basis report</title><style>{_STYLE}</style></head>\n<body>\n{text}"
         f"\n<p>tf_basis {__version__}</p></body></html>\n"
     )
+
+
+def without_tables(why: str) -> str:
+    """What a report says that has no table."""
+    return f"no table is compressed{why and f': {why}'}"
 
 
 def _section(measured: Measures) -> list[str]:

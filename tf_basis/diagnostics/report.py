@@ -51,19 +51,16 @@ class Report:
             "step": self.step,
             "state_bytes": self.state_bytes,
             "tables": self.tables,
+            "why_none": self.why_none,
             "advice": [each._asdict() for each in self.advice],
         }
 
     def __str__(self) -> str:
         if not self._measured:
-            why = f": {self.why_none}" if self.why_none else ""
-            return f"no table is compressed{why}"
-        lines = [_HEAD, *(_line(table) for table in self.tables)]
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        text = [
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-            for line in lines
-        ]
+            return page.without_tables(self.why_none)
+        text = []
+        for head, line in ((_SIZES, _sizes_of), (_NUMBERS, _numbers_of)):
+            text += _aligned([head, *map(line, self.tables)])
         for each in self.advice:
             text.append(f"{each.code}: '{each.path}': {each.message}")
         if not self.advice:
@@ -96,7 +93,7 @@ class Report:
         Args:
           path: of the file, replaced if it is there.
         """
-        text = page.render(self._measured, self.advice, self.step)
+        text = page.render(self._measured, self.advice, self.step, self.why_none)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 
@@ -187,29 +184,36 @@ def _known(table: Table, shadows: ShadowRows | None) -> dict | None:
     return None
 
 
-_HEAD = (
+_SIZES = (
     "table",
     "rows",
     "buckets",
     "N/B",
     "load min/mean/max",
     "touched",
-    "scalars p10/p50/p90",
-    "at limits",
-    "collision error",
     "state bytes",
+)
+_NUMBERS = (
+    "table",
+    "scalars p10/p50/p90",
+    "of crowded buckets",
+    "at limits",
+    "first moment min/max",
+    "second moment min/max",
+    "collision error",
 )
 
 
-def _line(t: dict[str, Any]) -> tuple[str, ...]:
-    load, scalars = t["load"], t.get("scalars")
-    spread = clipped = error = "-"
-    if scalars and scalars["count"]:
-        spread = "/".join(f"{scalars[p]:.3g}" for p in ("p10", "p50", "p90"))
-        clipped = f"{scalars['at_low'] + scalars['at_high']:.1%}"
-    shadows = t.get("shadows")
-    if shadows and shadows["rows"] and shadows["update_error"]["median"] is not None:
-        error = f"{shadows['update_error']['median']:.1%}"
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+        for line in lines
+    ]
+
+
+def _sizes_of(t: dict[str, Any]) -> tuple[str, ...]:
+    load = t["load"]
     return (
         t["path"],
         f"{t['rows']:,}",
@@ -217,8 +221,30 @@ def _line(t: dict[str, Any]) -> tuple[str, ...]:
         f"{t['compression']:.1f}",
         f"{load['min']}/{load['mean']:.1f}/{load['max']}",
         f"{t['touched']['share']:.1%}",
-        spread,
-        clipped,
-        error,
         f"{t['state_bytes']:,}",
     )
+
+
+def _numbers_of(t: dict[str, Any]) -> tuple[str, ...]:
+    clipped = error = "-"
+    if (t.get("scalars") or {}).get("count"):
+        clipped = f"{t['scalars']['at_low'] + t['scalars']['at_high']:.1%}"
+    shadows = t.get("shadows")
+    if shadows and shadows["rows"] and shadows["update_error"]["median"] is not None:
+        error = f"{shadows['update_error']['median']:.1%}"
+    return (
+        t["path"],
+        _some(t.get("scalars"), "p10", "p50", "p90"),
+        _some(t.get("scalars_crowded"), "p10", "p50", "p90"),
+        clipped,
+        _some(t.get("first_moment"), "min", "max"),
+        _some(t.get("second_moment"), "min", "max"),
+        error,
+    )
+
+
+def _some(spread: dict[str, Any] | None, *names: str) -> str:
+    """Numbers of a distribution; a dash where there is none, or it is empty."""
+    if not spread or not spread["count"]:
+        return "-"
+    return "/".join(f"{spread[name]:.3g}" for name in names)
