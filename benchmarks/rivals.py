@@ -190,21 +190,13 @@ class EightBitAdam(RowOptimizer):
     """
 
     def __init__(self, tables, rate) -> None:
-        self.codes = {
-            name: tf.constant(values, tf.float32)
-            for name, values in (
-                ("m", dynamic_codes(True)),
-                ("v", dynamic_codes(False)),
-            )
-        }
-        self.nearest = {n: Nearest(c.numpy()) for n, c in self.codes.items()}
+        self.numbers = {n: Nearest(dynamic_codes(n == "m")) for n in ("m", "v")}
         super().__init__(tables, rate)
 
     def make_state(self, rows, dim):
         state = {}
-        for name, codes in self.codes.items():
-            zero = int(np.argmin(np.abs(codes.numpy())))
-            state[name] = tf.Variable(tf.fill([rows, dim], tf.cast(zero, tf.uint8)))
+        for name, number_of in self.numbers.items():
+            state[name] = tf.Variable(tf.fill([rows, dim], number_of(tf.constant(0.0))))
             state[name + "_scale"] = zeros(rows)
         return state
 
@@ -212,12 +204,12 @@ class EightBitAdam(RowOptimizer):
         def read(name):
             numbers = tf.cast(tf.gather(state[name], rows), tf.int32)
             scale = tf.gather(state[name + "_scale"], rows)
-            return tf.gather(self.codes[name], numbers) * scale[:, None]
+            return tf.gather(self.numbers[name].values, numbers) * scale[:, None]
 
         def write(name, values):
             scale = tf.reduce_max(tf.abs(values), axis=1)
             part = tf.math.divide_no_nan(values, scale[:, None])
-            put(state[name], rows, self.nearest[name](part))
+            put(state[name], rows, self.numbers[name](part))
             put(state[name + "_scale"], rows, scale)
 
         m = BETA_1 * read("m") + (1 - BETA_1) * g
@@ -238,6 +230,7 @@ class Nearest:
     SHIFT = 14
 
     def __init__(self, values: np.ndarray) -> None:
+        values = values.astype(np.float32)
         middles = (values[1:] + values[:-1]) / 2
         first = np.arange(1 << (32 - self.SHIFT), dtype=np.uint32) << self.SHIFT
         last = first | np.uint32((1 << self.SHIFT) - 1)
@@ -246,6 +239,7 @@ class Nearest:
         ends = np.searchsorted(middles, ends)
         if np.ptp(ends[:, finite], axis=0).max() > 1:
             raise ValueError("values must be further apart: two middles in one cell")
+        self.values = tf.constant(values)
         self.below = tf.constant(ends.min(axis=0), tf.int32)
         self.middles = tf.constant([*middles, np.inf], tf.float32)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tf_basis import budget, engine, hyperparameters
+from tf_basis import budget, columns, engine, hyperparameters
 from tf_basis.optimizers import selection, setting_checks
 from tf_basis.rules import adagrad, adam, sgd
 from tf_basis.tables import TableLayout
@@ -91,11 +91,7 @@ class Plan:
             counts = (f"{n:,}" for n in (t.n_rows, t.dim, t.buckets, t.bytes))
             lines.append((t.path, *counts, f"{t.ratio:.2%}"))
         lines.append(("total", "", "", "", f"{self.total:,}", f"{self.ratio:.2%}"))
-        widths = [max(map(len, column)) for column in zip(*lines)]
-        text = [
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-            for line in lines
-        ]
+        text = columns.aligned(lines)
         if self.state_budget is not None:
             text.append(f"budget: {self.state_budget:,} bytes")
         return "\n".join(text)

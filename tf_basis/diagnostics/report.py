@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_basis import columns
 from tf_basis.diagnostics import page, summaries
 from tf_basis.diagnostics.advice import Advice, advise
 from tf_basis.diagnostics.collisions import compare
@@ -60,7 +61,7 @@ class Report:
             return page.without_tables(self.why_none)
         text = []
         for head, line in ((_SIZES, _sizes_of), (_NUMBERS, _numbers_of)):
-            text += _aligned([head, *map(line, self.tables)])
+            text += columns.aligned([head, *map(line, self.tables)])
         for each in self.advice:
             text.append(f"{each.code}: '{each.path}': {each.message}")
         if not self.advice:
@@ -202,14 +203,6 @@ _NUMBERS = (
     "second moment min/max",
     "collision error",
 )
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        for line in lines
-    ]
 
 
 def _sizes_of(t: dict[str, Any]) -> tuple[str, ...]:
