@@ -276,32 +276,25 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     tasks = list(dict.fromkeys(line["task"] for line in lines))
+    methods = list(dict.fromkeys(line["method"] for line in lines))
     figure, axes = pyplot.subplots(
-        len(tasks), 1, figsize=(9, 5 * len(tasks)), squeeze=False
+        len(tasks), 1, figsize=(11, 5 * len(tasks)), squeeze=False
     )
     for task, axis in zip(tasks, axes[:, 0]):
         metric = METRICS[task][0]
         for line in (x for x in lines if x["task"] == task):
-            mean, deviation = line[metric]
-            own = line["method"].startswith("Basis")
             axis.errorbar(
                 line["state_bytes"],
-                mean,
-                deviation,
-                fmt="o" if own else "s",
-                color="tab:blue" if own else "tab:gray",
-            )
-            axis.annotate(
-                line["method"],
-                (line["state_bytes"], mean),
-                xytext=(4, 4),
-                textcoords="offset points",
-                fontsize=7,
+                *line[metric],
+                fmt="o" if line["method"].startswith("Basis") else "s",
+                color=pyplot.cm.tab20(methods.index(line["method"])),
+                label=line["method"],
             )
         axis.set(
             xscale="log", xlabel="bytes of state", ylabel=NAMES[metric], title=task
         )
         axis.grid(alpha=0.3)
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
