@@ -181,10 +181,12 @@ def test_what_plan_cannot_do_is_said(arguments, words, code, capsys):
 
 
 def test_bad_usage_and_damaged_files(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["plan", "--table", "users=1000000"])
-    assert end.value.code == 2
-    assert "such as users=1000000x64, received" in capsys.readouterr().err
+    for shape in ("1000000", "0x64", "_x64", "1000000x0", "0x4x4"):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["plan", "--table", f"users={shape}"])
+        assert end.value.code == 2
+        words = f"such as users=1000000x64, received 'users={shape}'"
+        assert words in capsys.readouterr().err
     damaged = tmp_path / "damaged.keras"
     damaged.write_bytes(b"PK nothing")
     for command in ("plan", "report"):

@@ -258,6 +258,11 @@ def test_other_mistakes(tmp_path):
         config.load({"optimizer": {"type": "adam"}}, total_steps=5)
     with pytest.raises(ValueError, match="total_steps must be None or an integer"):
         config.load(KNOWN, total_steps=0.5)
+    path = tmp_path / "latin1.yaml"
+    path.write_bytes("optimizer: {type: adam, name: é}".encode("latin1"))
+    for source in (path, str(path)):
+        with pytest.raises(ValueError, match=r"latin1\.yaml must be text in UTF-8"):
+            config.load(source)
 
 
 def test_options_of_the_exchange():

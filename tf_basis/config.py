@@ -223,18 +223,25 @@ def _keras(name: str) -> Any:
 def _read(source: Any) -> Any:
     """What a file or a text holds."""
     if isinstance(source, os.PathLike):
-        return _parse(Path(source).read_text(encoding="utf-8"), str(source))
+        return _parse(_text_of(source), str(source))
     if not isinstance(source, str):
         raise ValueError(
             "source must be a path, text in YAML or JSON, or a mapping, received "
             f"{type(source).__name__}"
         )
     if os.path.isfile(source):
-        return _parse(Path(source).read_text(encoding="utf-8"), source)
+        return _parse(_text_of(source), source)
     text = "\n" in source or re.search(r":\s|^\s*\{", source + "\n")
     if not text:
         raise FileNotFoundError(f"no settings file {source!r}")
     return _parse(source, "the text")
+
+
+def _text_of(path: str | os.PathLike) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8: {error}") from None
 
 
 def _parse(text: str, where: str) -> Any:

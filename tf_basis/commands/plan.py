@@ -113,12 +113,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _table(text: str) -> tuple[str, tuple[int, int]]:
     found = _TABLE.fullmatch(text)
-    if not found:
+    rows = int(re.sub("[_,]", "", found["rows"]) or 0) if found else 0
+    dim = int(found["dim"]) if found else 0
+    if min(rows, dim) < 1:
         raise argparse.ArgumentTypeError(
             f"must be a name and a shape such as users=1000000x64, received {text!r}"
         )
-    rows = int(re.sub("[_,]", "", found["rows"]) or 0)
-    return found["name"], (rows, int(found["dim"]))
+    return found["name"], (rows, dim)
 
 
 def shapes_of(path: Path) -> Mapping[str, tuple[int, ...]]:
