@@ -26,7 +26,7 @@ def prepare(
 ) -> tuple[dict[str, measure.Contender], list[dict]]:
     """The contenders, by batch and name, and what the batches are like."""
     with loader.use("require"):
-        loader.library()
+        loader.compiled()
     variable = contenders.make_variable(rows, dim)
     buffers = tuple(np.ones(COPY_BYTES, np.uint8) for _ in range(2))
     members, about = {}, []

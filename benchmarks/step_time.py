@@ -255,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     # Keras Adam makes the sparse gradient dense: that is what is measured.
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")
     with loader.use("require"):
-        loader.library()
+        loader.compiled()
     document: dict[str, Any] = {
         "benchmark": "step_time",
         "machine": measure.machine(),

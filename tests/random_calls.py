@@ -190,7 +190,7 @@ class Caller:
         arguments = self.pack_message()
         if self.rng.random() < 0.5:
             arguments["message"] = tf.zeros_like(arguments["message"])
-        library = loader.library()
+        library = loader.compiled()
         packed, _, scales = library.tf_basis_pack_message(**arguments)
         packed = packed.numpy()
         for _ in range(self.rng.integers(3) if len(packed) else 0):
@@ -315,7 +315,7 @@ def bits_of(variables) -> list[bytes]:
 
 def call_at_random(calls: int, seed: int, progress: str, first: int = 0) -> dict:
     """Per op, how many calls gave a result and how many an error."""
-    library = loader.library()
+    library = loader.compiled()
     prefix = "tf_basis_"
     ops = [n for n in dir(library) if n.startswith(prefix)]
     ops = sorted(n for n in ops if not n.endswith("_eager_fallback"))

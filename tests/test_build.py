@@ -61,13 +61,13 @@ def assert_falls_back(monkeypatch, directory: Path, *words: str) -> None:
     monkeypatch.setattr(loader, "_library", loader.OpLibrary(directory))
     with loader.use("auto"):
         with pytest.warns(RuntimeWarning) as caught:
-            assert loader.library() is None
-            assert loader.library() is None
+            assert loader.compiled() is None
+            assert loader.compiled() is None
         assert len(caught) == 1
         said = [str(caught[0].message), loader.status()["reason"]]
         assert not loader.status()["loaded"]
     with loader.use("require"), pytest.raises(RuntimeError) as error:
-        loader.library()
+        loader.compiled()
     said.append(str(error.value))
     for word in words:
         assert all(word in text for text in said)
@@ -81,14 +81,14 @@ def assert_falls_back(monkeypatch, directory: Path, *words: str) -> None:
 
 def test_modes_choose_the_library():
     with loader.use("require"):
-        module = loader.library()
+        module = loader.compiled()
         assert module is not None
         assert loader.status()["loaded"]
         assert loader.status()["reason"] is None
     with loader.use("auto"):
-        assert loader.library() is module
+        assert loader.compiled() is module
     with loader.use("off"):
-        assert loader.library() is None
+        assert loader.compiled() is None
         assert loader.status()["reason"] == "the mode is off"
 
 
@@ -125,7 +125,7 @@ def test_bad_mode_in_the_environment_is_named(monkeypatch):
     with pytest.raises(
         ValueError, match=r"TF_BASIS_OPS .*auto, off, require.*'always'"
     ):
-        loader.library()
+        loader.compiled()
 
 
 # ---- a library that does not fit ------------------------------------------------
@@ -177,13 +177,13 @@ def test_missing_library_falls_back_silently(monkeypatch, tmp_path, no_loading):
     monkeypatch.setattr(loader, "_library", loader.OpLibrary(tmp_path))
     with warnings.catch_warnings(), loader.use("auto"):
         warnings.simplefilter("error")
-        assert loader.library() is None
+        assert loader.compiled() is None
     assert "does not exist" in loader.status()["reason"]
     with (
         loader.use("require"),
         pytest.raises(RuntimeError, match=r"does not exist.*pip install"),
     ):
-        loader.library()
+        loader.compiled()
 
 
 # ---- what the build wrote -------------------------------------------------------
@@ -191,7 +191,7 @@ def test_missing_library_falls_back_silently(monkeypatch, tmp_path, no_loading):
 
 def test_build_info_lists_the_ops_of_the_library():
     with loader.use("require"):
-        module = loader.library()
+        module = loader.compiled()
     ops = loader.status()["build_info"]["ops"]
     # A wrapper module names op "TfBasis>Name" "TfBasis_Name".
     registered = {name for name in dir(module) if name.startswith("TfBasis")}
@@ -336,7 +336,7 @@ def test_wheel_without_ops_is_pure_and_works(project, tmp_path):
         f"import sys; sys.path.insert(0, {str(site)!r})\n"
         "import tf_basis\n"
         "from tf_basis.ops import loader\n"
-        "assert loader.library() is None\n"
+        "assert loader.compiled() is None\n"
         "print('at', tf_basis.__file__)",
         PYTHONPATH="",
         TF_BASIS_OPS="auto",

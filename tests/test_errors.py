@@ -176,7 +176,7 @@ def test_bad_ops_mode(value):
 
 
 def test_bad_ops_mode_in_the_environment():
-    source = "from tf_basis.ops import loader; loader.library()"
+    source = "from tf_basis.ops import loader; loader.compiled()"
     result = run_python(source, check=False, TF_BASIS_OPS="sometimes")
     assert result.returncode != 0
     for part in ("TF_BASIS_OPS", "auto", "off", "require", "sometimes"):
@@ -188,7 +188,7 @@ def test_import_works_with_ops_off_and_mode_is_restored():
 
     before = loader.get_mode()
     with loader.use("off"):
-        assert loader.get_mode() == "off" and loader.library() is None
+        assert loader.get_mode() == "off" and loader.compiled() is None
     assert loader.get_mode() == before
 
 

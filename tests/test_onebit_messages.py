@@ -133,7 +133,7 @@ def test_scales_are_deflated_where_that_makes_them_shorter(rng):
 )
 def test_packed_messages_that_are_none(change, words):
     with loader.use("require"):
-        library = loader.library()
+        library = loader.compiled()
     message, _ = quantize.quantize(variable(np.zeros(40)), np.ones(40), bits=1, block=8)
     form = {"elements": [40], "bits": 1, "block": 8}
     packed, _, _ = library.tf_basis_pack_message(message, False, **form)
@@ -201,7 +201,7 @@ def test_the_twin_of_a_step_alone_gives_the_same_bits(rng):
 
 def test_the_ops_check_what_reaches_them():
     with loader.use("require"):
-        library = loader.library()
+        library = loader.compiled()
     one, two = variable([1.0]), variable([1.0, 2.0])
     x = variable([1.0, 2.0])
     form = {"bits": 1, "block": 8}

@@ -172,7 +172,7 @@ def test_who_holds_the_old_values_keeps_them(backend):
 
 def test_the_op_checks_what_reaches_it_directly():
     with loader.use("require"):
-        op = loader.library().tf_basis_step_frozen
+        op = loader.compiled().tf_basis_step_frozen
     first, second, theta = variable([1, 2]), variable([1, 1]), variable([5.0])
     good = {
         "first": first.handle,

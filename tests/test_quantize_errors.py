@@ -91,7 +91,7 @@ def test_the_ops_check_what_reaches_them_directly():
     from tf_basis.ops import loader
 
     with loader.use("require"):
-        library = loader.library()
+        library = loader.compiled()
     message = tf.zeros([5], tf.uint8)
     for arguments, words in (
         ({"elements": 2**62, **GOOD}, "elements must be"),

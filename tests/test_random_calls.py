@@ -67,7 +67,7 @@ def test_a_list_of_handles_is_refused():
             tf.errors.InvalidArgumentError, match=r"must be one variable.*\[2\]"
         ),
     ):
-        loader.library().tf_basis_dequantize_into(both, message, bits=1, block=8)
+        loader.compiled().tf_basis_dequantize_into(both, message, bits=1, block=8)
     np.testing.assert_array_equal(first.numpy(), 1)
 
 

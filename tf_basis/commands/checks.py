@@ -143,7 +143,7 @@ def _steps() -> tuple[str, str]:
     from tf_basis.ops import loader
 
     twin = _train("off")
-    if loader.library() is None:
+    if loader.compiled() is None:
         return "ok", f"{_STEPS} steps of BasisAdam in plain TensorFlow are finite"
     op = _train("require")
     for name, values in twin.items():
@@ -189,7 +189,7 @@ def _one_bit() -> tuple[str, str]:
 
     values = np.random.default_rng(3).normal(size=5000).astype(np.float32)
     messages = []
-    modes = ["off"] if loader.library() is None else ["off", "require"]
+    modes = ["off"] if loader.compiled() is None else ["off", "require"]
     for mode in modes:
         with loader.use(mode), tf.device("CPU:0"):
             residual = tf.Variable(tf.zeros([len(values)]))

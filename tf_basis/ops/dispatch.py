@@ -23,10 +23,10 @@ def in_xla() -> bool:
 
 def library_for_tensors() -> ModuleType | None:
     """The op library for an op that reads and writes no variable."""
-    return None if in_xla() else loader.library()
+    return None if in_xla() else loader.compiled()
 
 
 def library_for_variable(variable: tf.Variable) -> ModuleType | None:
     """The op library for an op that updates `variable`: on the CPU only."""
     on_cpu = not variable.device or "device:CPU" in variable.device
-    return loader.library() if on_cpu and not in_xla() else None
+    return loader.compiled() if on_cpu and not in_xla() else None

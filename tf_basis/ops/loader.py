@@ -1,7 +1,7 @@
 """Finds, checks and loads the library of C++ ops.
 
 The library is optional: every op has a twin in plain TensorFlow, and a caller that
-gets None from `library()` takes the twin.  `TF_BASIS_OPS` says what is wanted:
+gets None from `compiled()` takes the twin.  `TF_BASIS_OPS` says what is wanted:
 
 auto     the library if it is there and fits this TensorFlow, else the twins
 off      the twins
@@ -156,7 +156,7 @@ def use(mode: str) -> Iterator[None]:
         set_mode(old)
 
 
-def library() -> ModuleType | None:
+def compiled() -> ModuleType | None:
     """The generated op wrappers if they are to be used now, else None.
 
     Raises:
